@@ -8,6 +8,7 @@ import torch
 from helpers import modes
 from torch import nn
 from torch.func import functional_call, grad, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.rule import reached
@@ -393,6 +394,52 @@ def test_a_bwd_that_is_not_linear_has_no_transpose_in_a_graph():
     compiled = mg.compile(PROGRAMS["clipped"], fullgraph=True, lowering="eager")
     with pytest.raises(Exception, match="not linear in its last argument"):
         modes.derivatives(compiled, (X, Y), "fwd")
+
+
+# What a rule computes next to its linear part: at the first two there are numbers, of any kind that a compiler could choose, where
+# it raises or is nan.
+DOMAINS = {
+    "everywhere": lambda x: x,
+    "of a matrix that is positive definite": lambda x: torch.linalg.cholesky(torch.diag(x) - 0.2).diagonal(),
+    "below 0": lambda x: torch.log(-torch.cos(x + 3)),
+}
+
+
+def _by_transposition(kind, along):
+    """A function with a rule that is linear if ``along`` is, and a derivative that transposes it."""
+    if kind == "custom_jvp":
+        f = mg.custom_jvp(lambda x: x * 1)
+        f.defjvp(lambda primals, tangents: (primals[0] * 1, along(primals[0], tangents[0])))
+        return lambda x: grad(lambda x: f(x).square().sum())(x)
+    f = mg.custom_vjp(lambda x: x * 1)
+    f.defvjp(lambda x: (x * 1, x), lambda x, g: (along(x, g),))
+    return lambda x: jvp(f, (x,), (x.cos(),))[1]
+
+
+def _traced(f):
+    return make_fx(f)(X + 1)
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("kind", ["custom_vjp", "custom_jvp"])
+@pytest.mark.parametrize(
+    "compiled",
+    [
+        functools.partial(mg.compile, fullgraph=True, lowering="eager"),
+        functools.partial(torch.compile, fullgraph=True, backend="aot_eager"),
+        pytest.param(functools.partial(torch.compile, fullgraph=True), marks=pytest.mark.slow),
+        _traced,
+    ],
+    ids=["manualgrad", "aot_eager", "inductor", "make_fx"],
+)
+def test_a_rule_that_is_not_linear_has_no_transpose_in_a_graph(compiled, kind, domain):
+    at = DOMAINS[domain]
+    linear = _by_transposition(kind, lambda x, t: 2 * at(x) * t)
+    torch.testing.assert_close(compiled(linear)(X), linear(X))
+    for along in (lambda x, t: (at(x) * t).clamp(-1, 1), lambda x, t: at(x) * t + 1, lambda x, t: at(x) * t.abs()):
+        torch.compiler.reset()
+        with pytest.raises(Exception, match="not linear in its last argument"):
+            compiled(_by_transposition(kind, along))(X)
 
 
 # -- sizes, transforms of compiled functions, what is counted -----------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import re
 import weakref
 
 import pytest
@@ -498,7 +499,7 @@ def test_make_fx(f):
         programs.append((hessians_of(f), hessians_of(ordinary)))
     for g, h in programs:
         graph = make_fx(g)(X, Y)
-        assert "manualgrad_custom" not in graph.code
+        assert not re.search("manualgrad_custom.(call|node)", graph.code)
         close(graph(Y, X), h(Y, X))
 
 
@@ -508,14 +509,6 @@ def hessians_of(f):
 
 def jvp_of(f):
     return lambda x, y: jvp(f, (x, y), (y, x))
-
-
-@BOTH
-def test_levels_and_series_raise(f):
-    with mg.forward_ad.dual_level(), pytest.raises(NotImplementedError, match="manualgrad_custom"):
-        f(mg.forward_ad.make_dual(X, Y), Y)
-    with pytest.raises(NotImplementedError, match="no custom_(vjp|jvp) rule is known of it"):
-        mg.forward_ad.jet(lambda x: f(x, Y), (X,), ([Y, None],))
 
 
 @BOTH
@@ -641,6 +634,11 @@ def test_random_numbers_in_a_traced_graph():
         lambda g: g**2,
         lambda g: g / g.norm(),
         lambda g: g + 1,
+        torch.abs,
+        torch.relu,
+        lambda g: g.sort().values,
+        lambda g: g.norm() * torch.ones_like(g),
+        lambda g: (g**3).sum() / g.square().sum() * torch.ones_like(g),  # homogeneous, and odd
     ],
 )
 def test_a_rule_that_is_not_linear_has_no_transpose(rule):

@@ -11,7 +11,6 @@ arguments are marked "again": it has the derivatives of the rule that it is in.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,12 +18,10 @@ import torch
 from torch import Tensor
 
 from ..core.calls_in_graphs import CallInGraph, Segment, Sizes
-from ..core.internals import calls_seen, example_of, in_clean_state, modes_are_active
-from ..core.schema import is_differentiable
 from ..implicit.arguments import HiddenTensorError
+from ..core.internals import calls_seen, modes_are_active
 from .function import advice
 from .jvp import CustomJvp, JvpCall
-from .linear import not_linear
 from .operator import Metadata, Program, Values, call, node_of
 from .tracing import name_of, rule_node
 from .trees import distinct
@@ -70,45 +67,6 @@ class Rule(CallInGraph):
 rule_node.kind = Rule
 
 
-def _check_linear(segment: Segment, moving: Sequence[Any], what: str) -> None:
-    """Raise if the segment is not linear in some of its inputs, at numbers chosen here: a trace has none.
-
-    Args:
-        segment: the segment.
-        moving: these inputs.
-        what: the segment, in errors.
-
-    Raises:
-        RuntimeError: it is not.
-    """
-    with in_clean_state():
-        fixed = {n: _example(n, 0) for n in segment.inputs if n not in moving}
-        u, v = ({n: _example(n, phase) for n in moving} for phase in (1, 2))
-        try:
-            images = [
-                segment(*[(fixed | point)[n] for n in segment.inputs]) for point in (u, v, {n: u[n] + v[n] for n in u})
-            ]
-        except Exception:  # these numbers are not in the domain of what it computes
-            return
-        for a, b, c in zip(*images):
-            scale = sum(x.abs().sum() for x in (a, b, c))
-            if bool((a + b - c).abs().sum() > torch.finfo(c.dtype).eps ** 0.5 * scale):
-                raise not_linear(what)
-
-
-def _example(node: Any, phase: int) -> Any:
-    """Numbers for an input: positive ones, and large and small ones from phase 1 on."""
-    x = node.meta["example_value"]
-    if not isinstance(x, Tensor):
-        return example_of(x)
-    shape = [example_of(n) for n in x.shape]
-    if not is_differentiable(x):
-        return torch.zeros(shape, dtype=x.dtype, device=x.device)
-    steps = torch.arange(math.prod(shape), device=x.device, dtype=torch.float64).reshape(shape)
-    size = 64.0 ** ((steps + phase) % 2) if phase else 1.0
-    return (size * (1 + (steps + phase).cos() / 2)).to(x.dtype)
-
-
 class _Unknown(Program):
     """A call of a function inside of its own rule, with other arguments than those of the call that the rule is for."""
 
@@ -148,15 +106,8 @@ class _Closures:
     sizes: Sizes
     random: Any
     alone: Any
-    segment: Segment  # the rule
-    moving: Sequence[Any]  # the inputs in which it is linear
     draws = False
     _read: set[Any]  # the nodes of tensors whose derivative would be lost
-    _what: str
-
-    def _check_linear(self) -> None:
-        if modes_are_active():  # otherwise numbers are checked
-            _check_linear(self.segment, self.moving, self._what)
 
     @property
     def outputs(self) -> int:
@@ -222,8 +173,7 @@ class _Vjp(_Closures, VjpCall):
         marks = [*outs, *residuals, *cotangents]
         fwd = Segment(rule, rule.results, marks, rule.inputs, [*outs, *residuals])
         others = [*rule.closure, *rule.sizes]
-        self.moving = cotangents
-        self.segment = bwd = Segment(rule, marks, grads, [*residuals, *cotangents, *others], grads)
+        bwd = Segment(rule, marks, grads, [*residuals, *cotangents, *others], grads)
         self._read = {*rule.fun.reads, *fwd.reads}
         n, count = len(outs), len(rule.arguments)
         at = {mark.args[2]: i for i, mark in enumerate(outs)}
@@ -246,11 +196,6 @@ class _Vjp(_Closures, VjpCall):
         flat.defvjp(call_fwd, call_bwd)
         super().__init__(flat, [f"tensor {i}" for i in range(len(tensors))], tensors, {})
 
-    def jvp(self, *args: Any) -> Any:
-        """The tangents, by the transpose of the bwd."""
-        self._check_linear()
-        return super().jvp(*args)
-
 
 class _Jvp(_Closures, JvpCall):
     def __init__(self, rule: Rule, tensors: Values, sizes: Sizes) -> None:
@@ -258,8 +203,8 @@ class _Jvp(_Closures, JvpCall):
         tangents, moved = rule.marks("tangent"), rule.marks("moved")
         others = [*rule.closure, *rule.sizes]
         before = tangents or rule.results
-        self.moving, self._read = tangents, set(rule.fun.reads)
-        self.segment = part = Segment(rule, before, moved, [*rule.arguments, *tangents, *others], moved)
+        self._read = set(rule.fun.reads)
+        part = Segment(rule, before, moved, [*rule.arguments, *tangents, *others], moved)
         at = {mark.args[2]: i for i, mark in enumerate(rule.results)}
 
         def call_jvp(primals: Any, moving: Any) -> Any:
@@ -276,8 +221,3 @@ class _Jvp(_Closures, JvpCall):
         flat.name = rule.name
         flat.defjvp(call_jvp)
         super().__init__(flat, [f"tensor {i}" for i in range(len(tensors))], tensors, {})
-
-    def vjp(self, *args: Any) -> Any:
-        """The cotangents, by the transpose of the jvp."""
-        self._check_linear()
-        return super().vjp(*args)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..core.internals import is_tracked_here, value_of, values_readable
 from ..implicit.operators import matching, pull_back
+from .randomness import RandomState
 
-__all__ = ["not_linear", "transposed"]
+__all__ = ["transposed"]
+
+# Raises when the graph runs if `wrong`, and returns the number 0, by which results depend on the check.
+_library = torch.library.Library("manualgrad_custom", "FRAGMENT")
+_library.define("confirm_linear(Tensor wrong, str what) -> Tensor", tags=(torch.Tag.cudagraph_unsafe,))
+_confirm: Any = torch.ops.manualgrad_custom.confirm_linear.default
 
 
 def transposed(
@@ -56,49 +63,78 @@ def transposed(
             made.append(x)
         return made or [arguments[0].sum()]  # torch.func.vjp refuses a function without results
 
-    # The point does not matter, as the map is linear. At zeros a value that does not depend on it could not be told; large and
-    # small numbers tell a map that is linear near 0 only, such as a clamp.
-    point = [_mixed(x) for x in like]
+    # The point does not matter, as the map is linear. At zeros a value that does not depend on it could not be told.
+    point = [_numbers(x, 1) for x in like]
     if not point:
         return []
-    results, pull = pull_back(probed, point)
+    random = RandomState(like, what)
+    with random.seen():
+        results, pull = pull_back(probed, point)
     if not used:
         return [torch.zeros_like(x) for x in like]
     given = matching([g for i in used if (g := values[i]) is not None], results)
-    found = list(pull(given))
-    _check_linearity(point, found, results, given, what)
-    return found
+    found = pull(given)
+    other = [_numbers(x, -1) for x in like]
+    with torch.no_grad(), random.restored():
+        images = linear(other)
+    pairs = [*zip([images[i] for i in used], given)], [*zip(other, found)]
+    tolerance = max(torch.finfo(x.dtype).eps for x in (*point, *results)) ** 0.5
+    return _checked(found, pairs, tolerance, what)
 
 
-def _mixed(x: Tensor) -> Tensor:
-    numbers = 1 + 63 * (torch.arange(x.numel(), device=x.device) % 2 == 0).reshape(x.shape).to(x.dtype)
-    return torch.ones_like(x) * numbers
+def _numbers(x: Tensor, sign: int) -> Tensor:
+    """Large and small numbers, which tell a map that is linear near 0 only, such as a clamp. Both signs tell an absolute value, and
+    the different ratios of the two a norm: these are homogeneous."""
+    steps = torch.arange(x.numel(), device=x.device).reshape(x.shape)
+    size = torch.where(steps % 2 == 0, 64, 1)
+    return torch.ones_like(x) * (size if sign > 0 else -size * (1 + steps % 3)).to(x.dtype)
 
 
-def _check_linearity(
-    point: Sequence[Tensor], found: Sequence[Tensor], results: Sequence[Tensor], given: Sequence[Tensor], what: str
-) -> None:
-    """Raise if <A u, v> and <u, A^T v> differ, where the values can be read: the map is then not linear.
+def _checked(
+    found: Sequence[Tensor], pairs: Sequence[Sequence[tuple[Any, Tensor]]], tolerance: float, what: str
+) -> list[Tensor]:
+    """What was found, A^T v. If <A u, v> and <u, A^T v> differ for another u than that where A was differentiated, it is not linear.
+    A graph that is traced checks this when it runs.
+
+    Args:
+        found: A^T v.
+        pairs: of tensors whose dot products are summed, those of either side.
+        tolerance: relative.
+        what: the user's function, in errors.
 
     Raises:
-        RuntimeError: it is not.
+        RuntimeError: they differ.
     """
-    pairs = [*zip(results, given)], [*zip(point, found)]
-    if not values_readable([x for side in pairs for pair in side for x in pair]):
-        return
-    tolerance = max(torch.finfo(x.dtype).eps for x in (*point, *results)) ** 0.5
     with torch.no_grad():
-        products = [[(a.conj() * b).real.double() for a, b in side] for side in pairs]
+        products = [[(a.conj() * b).real.double() for a, b in side if a is not None] for side in pairs]
         left, right = (torch.stack([x.sum() for x in side]).sum() for side in products)
         scale = torch.stack([x.abs().sum() for side in products for x in side]).sum()
-        wrong = value_of((left - right).abs() > tolerance * scale)
+        wrong = (left - right).abs() > tolerance * scale
+    if values_readable([x for side in pairs for pair in side for x in pair if x is not None]):
+        _raise_if(value_of(wrong), what)
+        return list(found)
+    nothing = _confirm(wrong, what)
+    return [g - nothing for g in found]
+
+
+def _raise_if(wrong: Tensor, what: str) -> None:
     if bool(wrong.any()):
-        raise not_linear(what)
+        raise RuntimeError(
+            f"{what} is not linear in its last argument, so it has no transpose, which the other direction of derivatives needs: "
+            "<A u, v> and <u, A^T v> differ"
+        )
 
 
-def not_linear(what: str) -> RuntimeError:
-    """The error for a function of the user that is not linear."""
-    return RuntimeError(
-        f"{what} is not linear in its last argument, so it has no transpose, which the other direction of derivatives needs: "
-        "<A u, v> and <u, A^T v> differ"
-    )
+def _confirmed(wrong: Tensor, what: str) -> Tensor:
+    if values_readable([wrong]):
+        _raise_if(wrong, what)
+    return torch.zeros((), dtype=torch.int32, device=wrong.device)
+
+
+def _confirmed_for_all(info: Any, in_dims: Any, wrong: Tensor, what: str) -> tuple[Tensor, None]:
+    return _confirm(wrong.any(), what), None
+
+
+_library.impl("confirm_linear", _confirmed, "CompositeExplicitAutograd")
+torch.library.register_fake(_confirm, lambda wrong, what: wrong.new_empty((), dtype=torch.int32), lib=_library)
+torch.library.register_vmap(_confirm, _confirmed_for_all, lib=_library)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from ..core.internals import calls_seen, is_traced_to_graph
+from ..core.internals import PLAIN, calls_seen, is_traced_to_graph, value_of
 
 __all__ = ["RandomState"]
 
@@ -30,11 +30,12 @@ class RandomState:
         self._kind = found[0].device.type if found else None
         self._devices, self._states = get_device_states(*found) if found else ([], [])
         self._used = False
+        self._abstract = any(type(value_of(x)) not in PLAIN for x in tensors)
 
     @contextmanager
     def seen(self) -> Iterator[None]:
         """The call of the function, after which it is known whether it draws random numbers."""
-        if is_traced_to_graph():  # the generators of this process stay as they are
+        if is_traced_to_graph() or self._abstract:  # the generators of this process stay as they are
             with calls_seen(self._see):
                 yield
             return
