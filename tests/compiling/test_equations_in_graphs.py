@@ -10,7 +10,7 @@ from torch import nn
 from torch.func import grad, hessian, jacrev, vmap
 
 import torch_manualgrad as mg
-from torch_manualgrad.implicit import ConvergenceWarning, fixed_point, linear_solve, minimize, root
+from torch_manualgrad.implicit import ConvergenceWarning, eigsh, fixed_point, linear_solve, minimize, odeint, root, svds
 
 pytestmark = pytest.mark.filterwarnings("error:torch_manualgrad")
 
@@ -51,6 +51,56 @@ def on_the_line(f, x, a):
     return a + (a.square().sum() - a.sum()) / 3
 
 
+def by_matrix(product, b):
+    return torch.linalg.solve(torch.stack([product(e) for e in torch.eye(3, dtype=F64)], 1), b)
+
+
+TIMES = torch.tensor([0.0, 0.4, 1.0], dtype=F64)
+
+
+def swing(t, state, length, power):
+    return {"angle": state["speed"] * (1 + t), "speed": -(torch.sin(state["angle"]) ** power) * length - TABLE}
+
+
+def decay(t, y, pair):
+    return -(y**2) * pair[0] * t.cos() + pair[1]
+
+
+def runge_kutta(f, y, t):
+    states = [y]
+    for a, b in zip(t[:-1], t[1:]):
+        h = (b - a) / 4
+        for i in range(4):
+            s = a + i * h
+            k = f(s, y)
+            middle = f(s + h / 2, y + h / 2 * f(s + h / 2, y + h / 2 * k))
+            y = y + h / 4 * (k + 2 * middle + f(s + h, y + h * middle))
+        states.append(y)
+    return torch.stack(states)
+
+
+def hessian_of_chain(v, a, b):
+    ends = torch.cat([a, b[:2]])
+    return ends * v - torch.roll(v, 1) * 0.3 - torch.roll(v, -1) * 0.3
+
+
+def largest(product, n, k):
+    L, V = torch.linalg.eigh(product(torch.eye(n, dtype=F64)))
+    return L[-k:], V[:, -k:]
+
+
+def _of_pairs(found):
+    return (found.eigenvalues**2).sum() + (found.eigenvectors**4 * torch.arange(5, dtype=F64)[:, None]).sum()
+
+
+def rectangular(v, a, b):
+    return torch.cat([a * v, v.flip(0) * b, (v.sum() * a)[:1]])
+
+
+def _of_triplets(found):
+    return (found.S**3).sum() + (found.U**4 * torch.arange(7, dtype=F64)[:, None]).sum() + (found.Vh**4 * TABLE).sum()
+
+
 constrained = minimize(lambda x, a: (x - a).square().sum(), on_the_line, lambda x, a: (x.sum() - a.square().sum(),))
 
 PROGRAMS = {
@@ -62,6 +112,26 @@ PROGRAMS = {
     "linear, of trees": lambda x, y: (
         linear_solve(lambda v, d: [v[0] * (2 + d)], [y], x * x, solver="cg", rtol=1e-14)[0] ** 2
     ).sum(),
+    "preconditioned": lambda x, y: (
+        linear_solve(
+            lambda v, d: (2 + d) * v + MATRIX @ (MATRIX.mT @ v),
+            y,
+            x * x,
+            solver="cg",
+            rtol=1e-14,
+            preconditioner=lambda v, d: v / (2 + d),
+        )
+        ** 2
+    ).sum(),
+    "linear, with solvers": lambda x, y: (
+        linear_solve(lambda v, d: MATRIX @ v + d * v, y, x * x, solver=by_matrix, tangent_solver=by_matrix) ** 2
+    ).sum(),
+    "odeint": lambda x, y: (odeint(swing, {"angle": x, "speed": y}, TIMES, x * y, 2, rtol=1e-6)["angle"] ** 2).sum(),
+    "odeint, at times": lambda x, y: (odeint(decay, x, x * x, (y, TABLE), rtol=1e-5) ** 2).sum(),
+    "odeint, with a method": lambda x, y: (odeint(decay, x, TIMES, (y, TABLE), method=runge_kutta) ** 2).sum(),
+    "eigsh": lambda x, y: _of_pairs(eigsh(hessian_of_chain, 5, 2, x * x, y, which="SA")),
+    "eigsh, with a solver": lambda x, y: _of_pairs(eigsh(hessian_of_chain, 5, 2, x * x, y, solver=largest)),
+    "svds": lambda x, y: _of_triplets(svds(rectangular, 3, 2, x, y, rtol=1e-13)),
     "in a checkpoint": lambda x, y: (mg.checkpoint(lambda x: cubic(ONES, x, y).sin())(x * x) ** 2).sum(),
 }
 

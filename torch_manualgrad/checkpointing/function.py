@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from ..arguments import described
+from ..core.captures import HiddenTensorError, Watch, as_of_now, substituted, substituting, suspects
+from ..core.forward import has_series
 from ..core.internals import (
     breaks_graphs,
     function_arguments_replaced,
@@ -24,11 +26,10 @@ from ..core.internals import (
     saved_tensors_unhooked,
     version_of,
 )
-from ..custom_rules.captures import Watch, as_of_now, substituted, substituting, suspects
 from ..custom_rules.operator import Values, call
 from ..custom_rules.randomness import RandomState
 from ..custom_rules.trees import Tree, distinct, result_tree
-from ..implicit.arguments import HiddenTensorError, in_this_autocast
+from ..implicit.arguments import in_this_autocast
 from .graphs import in_graph
 from .policies import Log, Policy, Replay
 from .program import Recomputed
@@ -338,11 +339,11 @@ def _checkpointed(
     f: Callable[..., Any], policy: Policy | None, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     plain = only_autograd()
-    if plain and not torch.is_grad_enabled() or own_levels_are_open():
+    if plain and not torch.is_grad_enabled() or own_levels_are_open() or has_series((args, kwargs)):
         return f(*args, **kwargs)
     tree = Tree((args, kwargs))
     tensors = tree.tensors
-    if any(_is_series(x) for x in tree.leaves):
+    if any(not isinstance(x, Tensor) and hasattr(type(x), "__torch_function__") for x in tree.leaves):
         return f(*args, **kwargs)
     others = [(x, "an argument") for x in tree.leaves if not isinstance(x, Tensor)]
     reached: dict[int, Any] = {}
@@ -364,8 +365,3 @@ def _checkpointed(
     made = _Call(f, tree, known, places, needs, policy if plain else None, name, held, modes, plain)
     found = call(made, inputs)
     return made.result.join(found)
-
-
-def _is_series(x: Any) -> bool:
-    foreign = not isinstance(x, Tensor) and hasattr(type(x), "__torch_function__")
-    return foreign or isinstance(x, Tensor) and type(x).__module__.startswith("torch_manualgrad.forward_ad")

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.captures import is_differentiated
 from ..core.internals import only_autograd, transforms_in_dual_level
-from ..custom_rules.captures import is_differentiated
 from ..custom_rules.operator import Metadata, Program, Values, call
 from ..custom_rules.trees import distinct
 from ..implicit.operators import matching

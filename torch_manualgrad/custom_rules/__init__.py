@@ -1,6 +1,6 @@
 """Python functions with derivatives of their own, in all modes and at every order: ``custom_vjp`` and ``custom_jvp``."""
 
-from ..implicit.arguments import HiddenTensorError
+from ..core.captures import HiddenTensorError
 from . import bodies  # noqa: F401 calls of functions with rules in compiled graphs
 from .jvp import CustomJvp, custom_jvp
 from .vjp import CustomVjp, custom_vjp

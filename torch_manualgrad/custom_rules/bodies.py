@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..core.calls_in_graphs import CallInGraph, Segment, Sizes
-from ..implicit.arguments import HiddenTensorError
+from ..core.captures import HiddenTensorError
 from ..core.internals import calls_seen, modes_are_active
 from .function import advice
 from .jvp import CustomJvp, JvpCall

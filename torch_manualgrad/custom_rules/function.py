@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from ..arguments import ArgumentError, described
+from ..core.captures import Watch, is_differentiated, substituted, suspects
+from ..core.forward import has_series, of_series
 from ..core.internals import breaks_graphs, is_exporting, only_autograd, own_levels_are_open, pytree
 from ..implicit.arguments import in_this_autocast
-from .captures import Watch, is_differentiated, substituted, suspects
 from .operator import Program, Values, call
 from .randomness import RandomState
 from .tracing import functions, traced
@@ -207,14 +208,15 @@ class CustomFunction:
         if any(i >= len(values) for i in self.nondiff_argnums):
             raise ArgumentError(f"nondiff_argnums: {self.name} got {len(values)} arguments, and {self.nondiff_argnums}")
         for leaf in pytree.tree_leaves(values):
-            if not isinstance(leaf, Tensor) and hasattr(type(leaf), "__torch_function__") or _is_series(leaf):
+            if not isinstance(leaf, Tensor) and hasattr(type(leaf), "__torch_function__"):
                 raise NotImplementedError(
-                    f"{self.name}: an argument is a {type(leaf).__name__}; no {self.kind} rule is known of it. Taylor "
-                    "series need a jvp that is registered for an operator: torch_manualgrad.custom_op"
+                    f"{self.name}: an argument is a {type(leaf).__name__}; no {self.kind} rule is known of it"
                 )
+        if has_series(values):
+            return of_series(lambda *values: self.called(values, {}), values)
         plain = only_autograd()
         known: dict[int, tuple[Tensor, str]] = {}
-        if not plain or torch.is_grad_enabled():
+        if not plain or torch.is_grad_enabled() or own_levels_are_open():
             fixed = [(values[i], f"the argument {names[i]}") for i in self.nondiff_argnums]
             inner = [
                 (leaf, f"the argument {n}")
@@ -236,8 +238,8 @@ class CustomFunction:
             for x, name in known.values():
                 if any(x is leaf for leaf in pytree.tree_leaves(values[i])):
                     raise Watch(self.name, known, self.advice).error(name)
-        if not own_levels_are_open() and not any(map(is_differentiated, tensors)):
-            if plain and not torch.is_grad_enabled():
+        if not any(map(is_differentiated, tensors)):
+            if plain and not torch.is_grad_enabled() and not own_levels_are_open():
                 return self.fun(*values)
             known = {key: pair for key, pair in known.items() if is_differentiated(substituted(pair[0]))}
             with Watch(self.name, known, self.advice):
@@ -250,7 +252,3 @@ class CustomFunction:
     def in_autocast(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function under the autocast of this call, also where it is called later."""
         return in_this_autocast(function)
-
-
-def _is_series(x: Any) -> bool:
-    return isinstance(x, Tensor) and type(x).__module__.startswith("torch_manualgrad.forward_ad")

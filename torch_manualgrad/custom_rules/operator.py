@@ -22,6 +22,7 @@ from torch import Tensor
 from ..core.calls_in_graphs import bodies
 from ..core.engine.derivative import Derivative, redispatch
 from ..core.engine.kernel import Mode, apply, differentiated
+from ..core.forward import apart_from_levels, jvps
 from ..core.internals import (
     above_the_call,
     at_next_level,
@@ -33,6 +34,7 @@ from ..core.internals import (
     modes_are_active,
     only_autograd,
     outside_of_batched_gradients,
+    own_levels_are_open,
     primal,
     saved_tensors_unhooked,
     skipped_by_dynamo,
@@ -140,7 +142,8 @@ class Program:
 
 def call(program: Program, tensors: Values) -> list[Tensor]:
     """The results of a program, tracked at every level."""
-    return list(_call(program.number, list(tensors), False))[: program.outputs]
+    # a tangent at a level is computed outside of the operator, from what it returns
+    return list(_call(program.number, list(tensors), own_levels_are_open()))[: program.outputs]
 
 
 def node_of(program: Program, tensors: Values) -> list[Tensor]:
@@ -344,7 +347,7 @@ def _run(number: int, tensors: Values, keeps: bool) -> list[Tensor]:
             return run([x.detach() for x in tensors])
     # whatever transforms and tangents there are, the function runs outside of them, and nothing tracks it
     with in_clean_state(autocast=True), transforms_in_dual_level(), torch.no_grad():
-        return run([primal(x).detach() for x in tensors])
+        return run([apart_from_levels(primal(x).detach()) for x in tensors])
 
 
 def _batch(op: Any, info: Any, in_dims: Any, number: int, tensors: Values, keeps: bool) -> Any:
@@ -356,8 +359,9 @@ def _batch(op: Any, info: Any, in_dims: Any, number: int, tensors: Values, keeps
 
 
 for _op in (_call, _node):
-    _name = _op._schema.name.partition("::")[2]
-    _library.impl(_name, skipped_by_dynamo(functools.partial(_autograd, _Rule(_op))), "Autograd", with_keyset=True)
+    _name, _rule = _op._schema.name.partition("::")[2], _Rule(_op)
+    jvps[_op.name()] = _rule.jvp
+    _library.impl(_name, skipped_by_dynamo(functools.partial(_autograd, _rule)), "Autograd", with_keyset=True)
     _library.impl(_name, skipped_by_dynamo(_run), "CompositeExplicitAutograd")
     torch.library.register_vmap(_op, functools.partial(_batch, _op), lib=_library)
 decomposes_by(_call, skipped_by_dynamo(_run))

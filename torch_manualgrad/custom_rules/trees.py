@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..arguments import ArgumentError, described
+from ..core.captures import PLAIN, reachable
 from ..core.internals import memory_of, pytree, value_of
 from ..core.schema import is_differentiable
-from .captures import PLAIN, reachable
 
 __all__ = ["Kept", "Tree", "check_leaf", "distinct", "matching_tree", "of_structure", "result_tree"]
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ..arguments import ArgumentError, described
 from ..core.calls_in_graphs import marked
+from ..core.captures import as_of_now
 from ..core.schema import is_differentiable
 from ..implicit.operators import pull_back, push_forward
-from .captures import as_of_now
 from .function import Call, CustomFunction
 from .linear import transposed
 from .operator import Metadata, Values

@@ -1,6 +1,6 @@
 """Derivatives of implicit functions: of roots, minima, and solutions of linear, eigenvalue and differential equations."""
 
-from .arguments import HiddenTensorError
+from ..core.captures import HiddenTensorError
 from .eigenpairs import Eigenpairs, SingularTriplets, eigsh, svds
 from .linear import linear_solve
 from .minimize import minimize

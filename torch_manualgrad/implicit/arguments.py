@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..arguments import ArgumentError, described
+from ..core.captures import PLAIN, HiddenTensorError, Watch, suspects
+from ..core.forward import is_in_forward_ad
 from ..core.internals import (
     in_functorch,
     is_autocast_enabled,
-    is_batched,
     levels_of,
     only_autograd,
+    own_levels_are_open,
     pytree,
     saved_tensors_unhooked,
 )
 from .vectors import Structure
 
-__all__ = ["HiddenTensorError", "Unknown", "check_function", "in_this_autocast", "listed"]
-
-
-class HiddenTensorError(RuntimeError):
-    """A function reads a tensor that is not among its arguments, and the derivative with respect to it would be lost."""
+__all__ = ["Unknown", "check_function", "in_this_autocast", "listed", "watched"]
 
 
 class Unknown(Structure):
@@ -98,96 +96,57 @@ def listed(function: Callable[..., Any], x: Unknown, parameters: Structure, what
     return call
 
 
-def check_function(
-    function: Callable[..., Any],
-    users: Sequence[tuple[Callable[..., Any], str]],
-    xs: Sequence[Tensor],
-    tensors: Sequence[Tensor],
-) -> None:
-    """Call a function once, and raise if its result depends on tensors that are not arguments.
+def watched(users: Sequence[tuple[Callable[..., Any], str]], parameters: Sequence[Any]) -> list[Callable[..., Any]]:
+    """The functions of the user, which raise when they read a tensor that is followed, and that is not an argument.
+
+    Args:
+        users: the functions, with their names in errors.
+        parameters: their last arguments. Objects among the leaves may have tensors.
+    """
+    others = [x for x in pytree.tree_leaves(parameters) if not isinstance(x, (Tensor, PLAIN))]
+    known = suspects([*users, *[(x, type(x).__name__) for x in others]])
+    held = {i: (weakref.ref(x), name) for i, (x, name) in known.items()}  # a derivative keeps the functions
+    return [_watched(f, what, held) if held else f for f, what in users]
+
+
+def _watched(function: Callable[..., Any], what: str, held: dict[int, Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        given = {id(x) for x in pytree.tree_leaves(args)}  # the arguments may be what is reached, such as a module's parameters
+        known = {i: (x, name) for i, (ref, name) in held.items() if (x := ref()) is not None and i not in given}
+        with Watch(what, known, _advice(what), detached=False):
+            return function(*args)
+
+    return call
+
+
+def _advice(what: str) -> str:
+    return (
+        f"Its derivative would be lost. Pass it as one of the parameters, the last arguments of {what}; for an nn.Module, pass "
+        "dict(module.named_parameters()) and call torch.func.functional_call"
+    )
+
+
+def check_function(function: Callable[..., Any], what: str, xs: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Call a function once, and raise if its result depends on tensors that are not arguments, and that `watched` has not found.
 
     Args:
         function: of lists of tensors.
-        users: the functions of the user that it calls, with their names in errors.
+        what: the function of the user that it calls, in errors.
         xs: its first argument.
         tensors: the others.
 
     Raises:
         HiddenTensorError: the result is tracked, has a tangent or is batched, and no argument is.
     """
-    if not torch.is_grad_enabled() and only_autograd():
+    if not torch.is_grad_enabled() and only_autograd() and not own_levels_are_open():
         return
     inputs = [x.detach() for x in (*xs, *tensors)]
     with saved_tensors_unhooked():  # under which the function could not call torch.func
         results = function(inputs[: len(xs)], inputs[len(xs) :])
     known = {level for x in inputs for level in levels_of(x)[0]} if in_functorch() else set()
-
-    def is_lost(x: Tensor) -> bool:
+    for x in results:
         levels, tracked = levels_of(x)
-        return tracked or bool(levels - known)
-
-    if any(map(is_lost, results)):
-        raise _hidden(users, is_lost)
-    if in_functorch() and any(is_batched(x) for user, what in users for _, x in _reachable(user, what)):
-        raise _hidden(users, is_batched)
-
-
-def _hidden(users: Sequence[tuple[Callable[..., Any], str]], is_lost: Callable[[Tensor], bool]) -> HiddenTensorError:
-    """The error, with the names of what is lost as far as they can be found."""
-    reached = [(what, name) for user, what in users for name, x in _reachable(user, what) if is_lost(x)]
-    what = reached[0][0] if reached else users[0][1]
-    names = f": {', '.join(sorted({name for _, name in reached}))}" if reached else ""
-    return HiddenTensorError(
-        f"{what} reads a tensor that requires grad, or that a transform follows, and that is not an argument{names}. Its "
-        f"derivative would be lost. Pass it as one of the parameters, the last arguments of {what}; for an nn.Module, pass "
-        "dict(module.named_parameters()) and call torch.func.functional_call"
-    )
-
-
-def _reachable(function: Any, name: str, depth: int = 0) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that a function reads by closure, as a global, as a default or as an attribute, with their names."""
-    if depth > 4:
-        return
-    if isinstance(function, functools.partial):
-        for value in (*function.args, *function.keywords.values()):
-            yield from _tensors(value, name, depth)
-        yield from _reachable(function.func, name, depth + 1)
-        return
-    owner = getattr(function, "__self__", None)
-    if owner is not None and not inspect.ismodule(owner):
-        yield from _tensors(owner, type(owner).__name__, depth)
-    function = inspect.unwrap(getattr(function, "__func__", function))
-    code = getattr(function, "__code__", None)
-    if code is None:
-        if not inspect.isbuiltin(function) and not isinstance(function, type):
-            yield from _tensors(function, name, depth, call=False)
-        return
-    for variable, cell in zip(code.co_freevars, function.__closure__ or ()):
-        try:
-            yield from _tensors(cell.cell_contents, variable, depth)
-        except ValueError:  # not assigned yet
-            continue
-    for variable in code.co_names:
-        if variable in function.__globals__:
-            yield from _tensors(function.__globals__[variable], variable, depth)
-    for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-        yield from _tensors(value, name, depth)
-
-
-def _tensors(value: Any, name: str, depth: int, call: bool = True) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        yield name, value
-    elif isinstance(value, torch.nn.Module):
-        for parameter, tensor in (*value.named_parameters(), *value.named_buffers()):
-            yield f"{name}.{parameter}", tensor
-    elif isinstance(value, (list, tuple, dict)):
-        for leaf in pytree.tree_leaves(value):
-            if isinstance(leaf, Tensor):
-                yield name, leaf
-    elif call and callable(value) and not isinstance(value, type):
-        if inspect.isfunction(value) or inspect.ismethod(value) or isinstance(value, functools.partial):
-            yield from _reachable(value, name, depth + 1)
-    elif hasattr(value, "__dict__") and not inspect.ismodule(value) and not isinstance(value, type):
-        for attribute, held in vars(value).items():
-            if isinstance(held, Tensor):
-                yield f"{name}.{attribute}", held
+        if tracked or levels - known or is_in_forward_ad(x):
+            raise HiddenTensorError(
+                f"{what} reads a tensor that requires grad, or that a transform follows, and that is not an argument. {_advice(what)}"
+            )

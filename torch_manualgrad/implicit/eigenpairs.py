@@ -22,18 +22,19 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..arguments import ArgumentError, checked, described
-from ..core.internals import breaks_graphs
+from ..core.internals import pytree
 from ..linalg import Degeneracy, eigh_generalized
 from ..linalg.decompositions import EXACT, Gauge
 from .arguments import Unknown, check_function, in_this_autocast
-from .equations import GRAPH, of_lists, options_of
+from .equations import called, of_lists, options_of
+from .graphs import Node, solvers
 from .operators import Values, pull_back
 from .problem import Problem, Root, solution
 from .solving import DIRECT_UP_TO, Options, Report
@@ -63,15 +64,39 @@ class SingularTriplets(NamedTuple):
     Vh: Tensor
 
 
+class _Chosen(NamedTuple):
+    """The options of a call, as arguments; ``degeneracy`` by its numbers."""
+
+    k: int
+    which: str
+    solver: Any
+    tangent_solver: Any
+    degeneracy: tuple[float | None, float, float]
+    gauge: Gauge
+    rtol: float | None
+    atol: float
+    maxiter: int | None
+    on_failure: str
+
+    @property
+    def options(self) -> Options:
+        """Those of the linear problems, checked."""
+        if isinstance(self.solver, str) and self.solver not in _SOLVERS:
+            names = ", ".join(map(repr, _SOLVERS))
+            raise ArgumentError(f"solver: expected one of {names} or a function, got {self.solver!r}")
+        return options_of("tangent_solver", self.tangent_solver, self.rtol, self.atol, self.maxiter, self.on_failure)
+
+
+def _numbers_of(degeneracy: Degeneracy) -> tuple[float | None, float, float]:
+    return degeneracy.rtol, degeneracy.atol, degeneracy.broadening
+
+
 class _Subspace(Problem):
     """An orthonormal basis of eigenvectors, by a solver. The tensors are an example of the vectors, (n,), and parameters.
 
     Args:
         product: ``(X, parameters)``, the products with the columns of a matrix.
-        k: how many eigenvectors.
-        which: ends of the spectrum.
-        solver: one of `_SOLVERS`, or a function.
-        options: tolerances.
+        chosen: the options of the call.
         name: in messages.
         halves: of the matrix of a singular value decomposition, the rows of the first half, which has to have half of
             the norm; 0 of others.
@@ -79,12 +104,10 @@ class _Subspace(Problem):
 
     count = 1
 
-    def __init__(
-        self, product: Product, k: int, which: str, solver: Any, options: Options, name: str, halves: int = 0
-    ) -> None:
+    def __init__(self, product: Product, chosen: _Chosen, name: str, halves: int = 0) -> None:
         super().__init__()
-        self.product, self.k, self.which, self.solver, self.options = product, k, which, solver, options
-        self.name, self.halves = name, halves
+        self.product, self.k, self.which, self.solver = product, chosen.k, chosen.which, chosen.solver
+        self.options, self.name, self.halves = chosen.options, name, halves
 
     def like(self, tensors: Values) -> Values:
         return [tensors[0].new_empty(tensors[0].shape[0], self.k)]
@@ -155,11 +178,9 @@ class _Subspace(Problem):
         report.announce(self.name, self.options.on_failure, advice)
 
 
-def _eigenpairs(
-    subspace: _Subspace, example: Tensor, tensors: Values, tangent_solver: Any, degeneracy: Degeneracy, gauge: Gauge
-) -> Eigenpairs:
+def _eigenpairs(subspace: _Subspace, example: Tensor, tensors: Values, chosen: _Chosen) -> Eigenpairs:
     """The eigenpairs of the problem at these parameters, tracked at every level."""
-    which, k = subspace.which, subspace.k
+    which, k, tangent_solver = subspace.which, subspace.k, chosen.tangent_solver
     (X0,) = solution(subspace, [example.detach(), *[t.detach() for t in tensors]])
 
     def residual(xs: Values, parameters: Values) -> list[Tensor]:
@@ -183,12 +204,15 @@ def _eigenpairs(
     root = Root(residual, 1, lambda xs, _: xs, nothing, lambda report: None, options, False, subspace.name)
     (X,) = solution(root, [X0, X0, *tensors])
     # X^H X is 1 at this point; its second derivatives are not 0
-    L, W = eigh_generalized(X.mH @ subspace.product(X, tensors), X.mH @ X, degeneracy=degeneracy, gauge=gauge)
+    L, W = eigh_generalized(
+        X.mH @ subspace.product(X, tensors), X.mH @ X, degeneracy=Degeneracy(*chosen.degeneracy), gauge=chosen.gauge
+    )
     return Eigenpairs(L, X @ W)
 
 
-def _example(n: int, tensors: Values, dtype: torch.dtype | None, device: Any) -> Tensor:
+def _example(n: int, params: Sequence[Any], dtype: torch.dtype | None, device: Any) -> Tensor:
     """A vector of the dtype and on the device of the parameters, unless others are given."""
+    tensors = [x for x in pytree.tree_leaves(tuple(params)) if isinstance(x, Tensor)]
     if dtype is None:
         numbers = [t.dtype for t in tensors if t.is_floating_point() or t.is_complex()]
         dtype = functools.reduce(torch.promote_types, numbers) if numbers else torch.get_default_dtype()
@@ -206,13 +230,6 @@ def _checked_count(n: int, k: int, largest: int) -> None:
         raise ArgumentError(f"k: expected 1 to {largest}, got {k}")
 
 
-def _options(solver: Any, tangent_solver: Any, *rest: Any) -> Options:
-    if isinstance(solver, str) and solver not in _SOLVERS:
-        names = ", ".join(map(repr, _SOLVERS))
-        raise ArgumentError(f"solver: expected one of {names} or a function, got {solver!r}")
-    return options_of("tangent_solver", tangent_solver, *rest)
-
-
 def _columns(function: Callable[[Tensor], Tensor], X: Tensor, rows: int, what: str) -> Tensor:
     """The products of a function of a vector with the columns of a matrix."""
 
@@ -227,7 +244,6 @@ def _columns(function: Callable[[Tensor], Tensor], X: Tensor, rows: int, what: s
 
 
 @checked
-@breaks_graphs(GRAPH)
 def eigsh(
     matvec: Callable[..., Any],
     n: int,
@@ -287,22 +303,32 @@ def eigsh(
         Stewart and Sun, Matrix Perturbation Theory (1990), section V.2; ``scipy.sparse.linalg.eigsh``.
     """
     _checked_count(n, k, n)
-    options = _options(solver, tangent_solver, rtol, atol, maxiter, on_failure)
+    chosen = _Chosen(k, which, solver, tangent_solver, _numbers_of(degeneracy), gauge, rtol, atol, maxiter, on_failure)
+    example = _example(n, params, dtype, device)
+    node = Node("eigsh", (matvec,), ("x",), functools.partial(_like_eigenpairs, k))
+    return called(_eigsh, [(matvec, "matvec")], example, params, chosen._asdict(), node)
+
+
+def _like_eigenpairs(k: int, example: Tensor, params: Sequence[Any], results: Sequence[Any]) -> Eigenpairs:
+    return Eigenpairs(example.real.new_empty(k), example.new_empty(example.shape[0], k))
+
+
+def _eigsh(
+    functions: Sequence[Any], wrapped: Any, example: Tensor, params: Sequence[Any], **options: Any
+) -> Eigenpairs:
+    chosen, n = _Chosen(**options), example.shape[0]
     given = Structure(params)
-    tensors, here = given.split(params), in_this_autocast(matvec)
-    example = _example(n, tensors, dtype, device)
+    tensors, here = given.split(params), in_this_autocast(functions[0])
 
     def product(X: Tensor, values: Values) -> Tensor:
         joined = given.join(values)
         return _columns(lambda x: here(x, *joined), X, n, "matvec")
 
-    check_function(lambda xs, values: [product(xs[0][:, None], values)], [(matvec, "matvec")], [example], tensors)
-    subspace = _Subspace(product, k, which, solver, options, "eigsh")
-    return _eigenpairs(subspace, example, tensors, tangent_solver, degeneracy, gauge)
+    check_function(lambda xs, values: [product(xs[0][:, None], values)], "matvec", [example], tensors)
+    return _eigenpairs(_Subspace(product, chosen, "eigsh"), example, tensors, chosen)
 
 
 @checked
-@breaks_graphs(GRAPH)
 def svds(
     matvec: Callable[..., Any],
     n: int,
@@ -356,16 +382,29 @@ def svds(
         Golub and Van Loan, Matrix Computations (2013), section 8.6.1.
     """
     _checked_count(n, k, n)
-    options = _options(solver, tangent_solver, rtol, atol, maxiter, on_failure)
+    chosen = _Chosen(k, "LA", solver, tangent_solver, _numbers_of(degeneracy), gauge, rtol, atol, maxiter, on_failure)
+    example = _example(n, params, dtype, device)
+    node = Node("svds", (matvec,), ("tensor",), functools.partial(_like_triplets, k))
+    return called(_svds, [(matvec, "matvec")], example, params, chosen._asdict(), node)
+
+
+def _like_triplets(k: int, example: Tensor, params: Sequence[Any], results: Sequence[Any]) -> SingularTriplets:
+    m, n = results[0].shape[0], example.shape[0]
+    return SingularTriplets(example.new_empty(m, k), example.real.new_empty(k), example.new_empty(k, n))
+
+
+def _svds(
+    functions: Sequence[Any], wrapped: Any, example: Tensor, params: Sequence[Any], **options: Any
+) -> SingularTriplets:
+    chosen, n = _Chosen(**options), example.shape[0]
     given = Structure(params)
-    tensors, here = given.split(params), in_this_autocast(matvec)
-    example = _example(n, tensors, dtype, device)
+    tensors, here = given.split(params), in_this_autocast(functions[0])
     with torch.no_grad():
         image = here(example, *given.join([t.detach() for t in tensors]))
     if not isinstance(image, Tensor) or image.dim() != 1:
         raise ArgumentError(f"matvec: expected a tensor of one dim, got {described(image)}")
     m = image.shape[0]
-    _checked_count(n, k, min(m, n))
+    _checked_count(n, chosen.k, min(m, n))
 
     def product(X: Tensor, values: Values) -> Tensor:
         joined = given.join(values)
@@ -377,10 +416,11 @@ def svds(
         _, pull = pull_back(forward, [torch.ones_like(X[m:])])
         return torch.cat([*forward(X[m:]), *pull([X[:m]])])
 
-    check_function(
-        lambda xs, values: [product(xs[0][:, None], values)], [(matvec, "matvec")], [example.new_zeros(m + n)], tensors
-    )
-    subspace = _Subspace(product, k, "LA", solver, options, "svds", m)
-    L, X = _eigenpairs(subspace, example.new_zeros(m + n), tensors, tangent_solver, degeneracy, gauge)
+    both = example.new_zeros(m + n)
+    check_function(lambda xs, values: [product(xs[0][:, None], values)], "matvec", [both], tensors)
+    L, X = _eigenpairs(_Subspace(product, chosen, "svds", m), both, tensors, chosen)
     X = X.flip(-1) * 2**0.5
     return SingularTriplets(X[:m], L.flip(-1), X[m:].mH)
+
+
+solvers["eigsh"], solvers["svds"] = _eigsh, _svds

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..arguments import ArgumentError
+from ..core.forward import has_series, of_series
 from ..core.internals import breaks_graphs
-from .arguments import Unknown, check_function
-from .graphs import solvers, traced
+from .arguments import Unknown, check_function, watched
+from .graphs import Node, Solve, solvers, traced
 from .operators import Values
 from .problem import Root, solution
 from .solving import Options, Report, known
 from .vectors import Layout, Structure
 
-__all__ = ["GRAPH", "Equation", "equation_solver", "of_lists", "options_of"]
+__all__ = ["GRAPH", "Equation", "called", "equation_solver", "of_lists", "options_of"]
 
 _numbers = itertools.count(1)
 
@@ -113,7 +114,6 @@ def equation_solver(
         kinds: of what the functions return, as in `graphs.traced`.
     """
 
-    functions = [f for f, _ in users]
     number = str(next(_numbers))
 
     def solved(functions: Sequence[Callable[..., Any]], wrapped: Any, x0: Any, params: Sequence[Any]) -> Any:
@@ -121,7 +121,7 @@ def equation_solver(
         xs, tensors = [t.detach() for t in x.split(x0)], given.split(params)
         made = make(functions, wrapped, x, given, xs, tensors)
         start = [*xs, *made.more]
-        check_function(made.residual, users, start, tensors)
+        check_function(made.residual, users[0][1], start, tensors)
 
         def announce(report: Report) -> None:
             report.announce(name, options.on_failure, "Derivatives at a point that is no solution are inaccurate.")
@@ -131,16 +131,48 @@ def equation_solver(
         problem = Root(made.residual, len(start), made.run, check, announce, here, made.symmetric, name)
         return x.join(solution(problem, [*start, *tensors])[: len(xs)])
 
-    @breaks_graphs(GRAPH)
-    def eager(x0: Any, *params: Any) -> Any:
-        return solved(functions, lambda solver: solver, x0, params)
-
     def solve(x0: Any, *params: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling():
-            found = traced(number, functions, kinds, eager, x0, params, {})
-            if found is not None:
-                return found
-        return eager(x0, *params)
+        return called(solved, users, x0, params, {}, Node(number, [f for f, _ in users], kinds))
 
     solvers[number] = solved
     return solve
+
+
+def called(
+    solve: Solve,
+    users: Sequence[tuple[Callable[..., Any], str]],
+    x: Any,
+    params: Sequence[Any],
+    options: Mapping[str, Any],
+    node: Node,
+    others: Sequence[Callable[..., Any]] = (),
+) -> Any:
+    """A call that solves an equation, in a graph or outside.
+
+    Args:
+        solve: solves it.
+        users: the functions of the user, with their names in errors.
+        x: the first argument, such as a starting point.
+        params: the other arguments of the functions.
+        options: of ``solve``.
+        node: what a graph has.
+        others: further functions of the user, whose results do not change the solution.
+    """
+
+    def eager(x: Any, *params: Any) -> Any:
+        return _outside_of_graphs(solve, users, others, x, params, options)
+
+    if torch.compiler.is_dynamo_compiling():
+        found = traced(node, eager, x, params, options)
+        if found is not None:
+            return found
+    return eager(x, *params)
+
+
+@breaks_graphs(GRAPH)
+def _outside_of_graphs(
+    solve: Solve, users: Any, others: Any, x: Any, params: Sequence[Any], options: Mapping[str, Any]
+) -> Any:
+    if has_series((x, params)):
+        return of_series(lambda x, *params: _outside_of_graphs(solve, users, others, x, params, options), (x, *params))
+    return solve([*watched(users, params), *others], lambda solver: solver, x, params, **options)

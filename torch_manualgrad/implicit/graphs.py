@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import ast
 import functools
+import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from ..core.calls_in_graphs import CallInGraph, Segment, Sizes, literal, mark, marked
 from ..core.internals import OperatorOfGraphs, constant_in_graphs, pytree, traced_with_graph
 
-__all__ = ["Solve", "solvers", "traced"]
+__all__ = ["Node", "Solve", "solvers", "traced"]
 
-# What solves with functions in place of the user's: ``(functions, wrapped, x, parameters) -> x``. By number.
-Solve = Callable[[Sequence[Callable[..., Any]], Callable[[Any], Any], Any, Sequence[Any]], Any]
+# What solves with functions in place of the user's: ``(functions, wrapped, x, parameters, **options) -> x``. By number.
+Solve = Callable[..., Any]
 solvers: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
@@ -37,6 +38,19 @@ def _prepare() -> bool:
     return True
 
 
+_functions: dict[str, Any] = {}  # that solve, by number
+
+
+@constant_in_graphs
+def _number_of(function: Any) -> str:
+    """The number of a function; empty if it is not known by its code alone, which is what Dynamo compares."""
+    if function.__closure__ or function.__defaults__ or function.__kwdefaults__:
+        return ""
+    number = next((n for n, f in _functions.items() if f is function), str(len(_functions)))
+    _functions[number] = function
+    return number
+
+
 _PLAIN = (int, float, complex, str, bool, type(None))
 
 
@@ -47,6 +61,9 @@ def _written(tree: Any, tensors: list[Tensor]) -> str | None:
         return f"('tensor', {len(tensors) - 1})"
     if type(tree) in _PLAIN:
         return f"('constant', {literal(tree)})"
+    if isinstance(tree, types.FunctionType):
+        number = _number_of(tree)
+        return f"('function', {number!r})" if number else None
     if type(tree) is dict:
         keys = list(tree)
         if not all(type(key) in _PLAIN for key in keys):
@@ -67,27 +84,39 @@ def _read(found: Any, tensors: Sequence[Any]) -> Any:
         return tensors[rest[0]]
     if kind == "constant":
         return rest[0]
+    if kind == "function":
+        return _functions[rest[0]]
     if kind == "dict":
         return {key: _read(value, tensors) for key, value in zip(*rest)}
     values = [_read(value, tensors) for value in rest[0]]
     return tuple(values) if kind == "tuple" else values
 
 
-def traced(
-    number: str,
-    functions: Sequence[Callable[..., Any]],
-    kinds: Sequence[str],
-    eager: Callable[..., Any],
-    x: Any,
-    parameters: Sequence[Any],
-    options: Mapping[str, Any],
-) -> Any:
+def _like_start(x: Any, parameters: Sequence[Any], results: Sequence[Any]) -> Any:
+    return x
+
+
+class Node(NamedTuple):
+    """What a graph has of a call.
+
+    Attributes:
+        number: of what solves.
+        functions: of the user, as ``f(x, *parameters)``.
+        kinds: of what each returns: "x" for a pytree like ``x``, "tensor", or "tensors" for any pytree.
+        like: tensors of the shapes and dtypes of the solution, from ``x``, the parameters and the results of the functions.
+    """
+
+    number: str
+    functions: Sequence[Callable[..., Any]]
+    kinds: Sequence[str]
+    like: Callable[[Any, Sequence[Any], Sequence[Any]], Any] = _like_start
+
+
+def traced(node: Node, eager: Callable[..., Any], x: Any, parameters: Sequence[Any], options: Mapping[str, Any]) -> Any:
     """A call in a graph; None if its arguments have no literals.
 
     Args:
-        number: of what solves.
-        functions: of the user, ``f(x, *parameters)``.
-        kinds: of what each returns: "x" for a pytree like ``x``, "tensor", or "tensors" for any pytree.
+        node: what the graph has of it.
         eager: ``eager(x, *parameters)``, the same outside of graphs.
         x: the starting point.
         parameters: of the functions.
@@ -100,19 +129,20 @@ def traced(
     constants = _written(dict(options), [])
     if start is None or rest is None or constants is None:
         return None
-    key = f"[{list(kinds)!r}, {start}, {rest}, {constants}]"
-    body = functools.partial(_body, eager, x, tuple(parameters), number, tuple(functions), key)
+    key = f"[{list(node.kinds)!r}, {start}, {rest}, {constants}]"
+    body = functools.partial(_body, eager, x, tuple(parameters), node, key)
     return equation_node(body, *tensors)[0]
 
 
-def _body(eager: Any, x: Any, parameters: Any, number: str, functions: Sequence[Any], key: str, *given: Tensor) -> Any:
+def _body(eager: Any, x: Any, parameters: Any, node: Node, key: str, *given: Tensor) -> Any:
     """What Dynamo traces for a node."""
+    number = node.number
     leaves, spec = pytree.tree_flatten((x, parameters))
     inputs = [mark(value, f"argument {key}", i, number) for i, value in enumerate(given)]
     filled = [inputs.pop(0) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     start, rest = pytree.tree_unflatten(filled, spec)
-    results = [marked(f(start, *rest), f"result{i}", number) for i, f in enumerate(functions)]
-    return marked(start, "solution", number), results
+    results = [marked(f(start, *rest), f"result{i}", number) for i, f in enumerate(node.functions)]
+    return marked(node.like(start, rest, results), "solution", number), results
 
 
 def _called(segment: Segment, sizes: Sizes, kind: str, spec: Any, *arguments: Any) -> Any:

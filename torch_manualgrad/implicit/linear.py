@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-import torch
-
 from ..arguments import checked
-from ..core.internals import breaks_graphs
 from .arguments import Unknown, check_function, in_this_autocast, listed
-from .equations import GRAPH, of_lists, options_of
-from .graphs import solvers, traced
+from .equations import called, of_lists, options_of
+from .graphs import Node, solvers
 from .operators import Matvec
 from .problem import Linear, solution
 from .solving import known
@@ -74,7 +71,6 @@ def linear_solve(
     options = dict(
         solver=solver,
         symmetric=symmetric,
-        preconditioner=preconditioner,
         tangent_solver=tangent_solver,
         rtol=rtol,
         atol=atol,
@@ -82,44 +78,34 @@ def linear_solve(
         on_failure=on_failure,
     )
 
-    def eager(b: Any, *params: Any) -> Any:
-        return _outside_of_graphs(matvec, b, params, options)
-
-    if torch.compiler.is_dynamo_compiling():
-        found = traced(_NUMBER, (matvec,), ("x",), eager, b, params, options)
-        if found is not None:
-            return found
-    return eager(b, *params)
-
-
-@breaks_graphs(GRAPH)
-def _outside_of_graphs(matvec: Callable[..., Any], b: Any, params: Sequence[Any], options: Any) -> Any:
-    return _solved([matvec], None, b, params, **options)
+    others = [] if preconditioner is None else [preconditioner]
+    functions = [matvec, *others]
+    node = Node(_NUMBER, functions, ["x"] * len(functions))
+    return called(_solved, [(matvec, "matvec")], b, params, options, node, others)
 
 
 def _solved(
     functions: Sequence[Callable[..., Any]],
-    wrapped: Any,
+    wrapped: Callable[[Any], Any],
     b: Any,
     params: Sequence[Any],
     *,
     solver: str | Callable[..., Any],
     symmetric: bool,
-    preconditioner: Callable[..., Any] | None,
     tangent_solver: str | Callable[..., Any] | None,
     rtol: float | None,
     atol: float,
     maxiter: int | None,
     on_failure: str,
 ) -> Any:
-    (matvec,) = functions
+    matvec, *conditions = functions
     options = options_of("solver", solver, rtol, atol, maxiter, on_failure)
     x, given = Unknown(b, "b"), Structure(params)
     right, tensors = x.split(b), given.split(params)
     product = listed(in_this_autocast(matvec), x, given, "matvec")
-    check_function(product, [(matvec, "matvec")], right, tensors)
+    check_function(product, "matvec", right, tensors)
     symmetric = symmetric or isinstance(solver, str) and solver.rpartition(".")[2] in ("cg", "minres")
-    if preconditioner is not None:
+    for preconditioner in conditions:
         condition = Matvec(listed(in_this_autocast(preconditioner), x, given, "preconditioner"), symmetric)
         options = options._replace(preconditioner=condition)
     options = options._replace(solver=of_lists(solver, x, "solver"))
@@ -133,5 +119,5 @@ def _solved(
     return x.join(solution(problem, [*right, *tensors]))
 
 
-_NUMBER = "0"  # others are those of functions that solve an equation
+_NUMBER = "linear_solve"
 solvers[_NUMBER] = _solved

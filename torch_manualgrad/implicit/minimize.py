@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import ArgumentError, checked, described
+from ..core.forward import is_in_forward_ad
 from ..core.internals import breaks_graphs, pytree
 from .arguments import Unknown, in_this_autocast
 from .equations import GRAPH, Equation, equation_solver, options_of
@@ -114,6 +115,11 @@ def minimize(
 
 def _gradient(function: Callable[[Values, Values], Tensor], xs: Values, values: Values) -> Values:
     """The gradient in ``xs``, differentiable."""
+    if any(map(is_in_forward_ad, (*xs, *values))):
+        raise NotImplementedError(
+            "minimize: the gradient of f is taken by torch.func.grad, which cannot run at a dual level; use root, of a gradient that "
+            "you write"
+        )
     found: Values = torch.func.grad(lambda *xs: function(xs, values), argnums=tuple(range(len(xs))))(*xs)
     return found
 

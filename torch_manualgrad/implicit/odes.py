@@ -28,9 +28,10 @@ import torch
 from torch import Tensor
 
 from ..arguments import ArgumentError, checked, described
-from ..core.internals import breaks_graphs
+from ..core.internals import pytree
 from .arguments import Unknown, check_function, in_this_autocast
-from .equations import GRAPH
+from .equations import called
+from .graphs import Node, solvers
 from .operators import Values, pull_back, push_forward
 from .problem import Problem, placed, solution
 from .runge_kutta import SCIPY, Path, dormand_prince, of_scipy
@@ -285,7 +286,6 @@ def _dot(g: Tensor, f: Tensor) -> Tensor:
 
 
 @checked
-@breaks_graphs(GRAPH)
 def odeint(
     f: Callable[..., Any],
     y0: Any,
@@ -333,6 +333,41 @@ def odeint(
         Dormand and Prince, J. Comput. Appl. Math. 6 (1980) 19; Chen et al., Neural Ordinary Differential Equations,
         NeurIPS 2018.
     """
+    options = dict(method=method, rtol=rtol, atol=atol, maxiter=maxiter, on_failure=on_failure)
+
+    def at(y: Any, t: Tensor, *params: Any) -> Any:
+        return f(t[0], y, *params)
+
+    return called(_solved, [(f, "f")], y0, (t, *params), options, Node(_NUMBER, (at,), ("x",), _states))
+
+
+def _states(y0: Any, params: Sequence[Any], results: Sequence[Any]) -> Any:
+    """Tensors like the states at all times."""
+    return pytree.tree_map(lambda y: y.new_empty(params[0].shape[0], *y.shape), y0)
+
+
+def _solved_in_graph(functions: Sequence[Any], wrapped: Any, y0: Any, params: Sequence[Any], **options: Any) -> Any:
+    (at,) = functions
+    return _solved([lambda t, y, *params: at(y, t.reshape(1), *params)], wrapped, y0, params, **options)
+
+
+_NUMBER = "odeint"
+solvers[_NUMBER] = _solved_in_graph
+
+
+def _solved(
+    functions: Sequence[Callable[..., Any]],
+    wrapped: Callable[[Any], Any],
+    y0: Any,
+    params: Sequence[Any],
+    *,
+    method: str | Callable[..., Any],
+    rtol: float | None,
+    atol: float | None,
+    maxiter: int | None,
+    on_failure: str,
+) -> Any:
+    (f,), (t, *rest) = functions, params
     if isinstance(method, str):
         if method not in METHODS:
             names = ", ".join(map(repr, METHODS))
@@ -346,14 +381,15 @@ def odeint(
         raise TypeError(f"t: expected floating point times, got {described(t)}")
     if t.dim() != 1 or not len(t):
         raise ArgumentError(f"t: expected a vector of at least one time, got shape {list(t.shape)}")
-    y, given = Unknown(y0, "y0"), Structure(params)
-    start, tensors = y.split(y0), given.split(params)
+    y, given = Unknown(y0, "y0"), Structure(rest)
+    start, tensors = y.split(y0), given.split(rest)
     here = in_this_autocast(f)
 
     def function(time: Tensor, ys: Values, ps: Values) -> list[Tensor]:
         return y.values(here(time, y.join(ys), *given.join(ps)), "f", ys)
 
-    check_function(lambda xs, ps: function(ps[0][0], xs, ps[1:]), [(f, "f")], start, [t, *tensors])
+    ends = lambda xs, ps: [s for i in (0, -1) for s in function(ps[0][i], xs, ps[1:])]  # noqa: E731
+    check_function(ends, "f", start, [t, *tensors])
     options = Options(method, rtol, 0.0, maxiter, on_failure)
     tolerance = options.relative(Layout(start, True).dtype, 1 / 2) if atol is None else atol
     problem = Ode(function, len(start), options._replace(atol=tolerance), "odeint", len(start))

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.internals import only_autograd
+from ..core.forward import is_in_forward_ad
+from ..core.internals import only_autograd_and_own_levels
 
 __all__ = ["Adjoint", "JacobianAdjoint", "Matvec", "Operator", "matching", "pull_back", "push_forward"]
 
@@ -79,7 +80,7 @@ def matching(values: Values, like: Values) -> list[Tensor]:
 
 def pull_back(function: Callable[..., Values], primals: Values) -> tuple[Values, Callable[[Values], Values]]:
     """The results of a function, and its vjp, which can be called again and again."""
-    if only_autograd():
+    if only_autograd_and_own_levels():
         return _plain_pull_back(function, primals)
     pair: Any = torch.func.vjp(lambda *values: tuple(function(*values)), *primals)
     results, pull = pair
@@ -95,7 +96,7 @@ def _plain_pull_back(function: Callable[..., Values], primals: Values) -> tuple[
     """The same in plain autograd: faster, and for compressed sparse tensors too, which torch.func cannot wrap."""
     tracked = torch.is_grad_enabled()
     with torch.enable_grad():
-        inputs = [x.view_as(x) if tracked and x.requires_grad else x.detach().requires_grad_() for x in primals]
+        inputs = [x.view_as(x) if tracked and x.requires_grad else _untracked(x).requires_grad_() for x in primals]
         results = tuple(function(*inputs))
 
     def vjp(cotangents: Values) -> Values:
@@ -110,6 +111,14 @@ def _plain_pull_back(function: Callable[..., Values], primals: Values) -> tuple[
         return [torch.zeros_like(x) if g is None else g for g, x in zip(found, inputs)]
 
     return results, vjp
+
+
+def _untracked(x: Tensor) -> Tensor:
+    """The tensor without a history, and with its tangents."""
+    if not is_in_forward_ad(x):
+        return x.detach()
+    with torch.no_grad():
+        return x.clone()
 
 
 def push_forward(function: Callable[..., Values], primals: Values, tangents: Values) -> Values:

@@ -27,6 +27,7 @@ from torch import Tensor
 from ..arguments import explain
 from ..core.engine.derivative import Derivative, redispatch
 from ..core.engine.kernel import Mode, apply, differentiated
+from ..core.forward import apart_from_levels, jvps
 from ..core.internals import (
     at_next_level,
     in_clean_state,
@@ -422,7 +423,7 @@ def _kernel(number: int, tensors: Sequence[Tensor]) -> list[Tensor]:
     # whatever transforms and tangents there are, the solver runs outside of them, and nothing tracks it
     with in_clean_state(), transforms_in_dual_level(), torch.no_grad():
         try:
-            xs, report = problem.attempt([x.detach() for x in tensors], True)
+            xs, report = problem.attempt([apart_from_levels(x.detach()) for x in tensors], True)
         except RuntimeError as error:
             if any(text in str(error) for text in ("INTERNAL ASSERT", "escaped")):
                 explain(error, _ESCAPED)
@@ -453,6 +454,12 @@ def _fake(number: int, tensors: Sequence[Tensor]) -> list[Tensor]:
     return [torch.empty_like(x) for x in _problems[number].like(tensors)]
 
 
+def _jvp(inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
+    rule = _rule(len(inputs[1]), len(outputs[0]))
+    return [rule.jvp([inputs[0], *inputs[1]], outputs[0], [None, *tangents[1]])]
+
+
+jvps[_solve.name()] = _jvp
 _library.impl("solve", skipped_by_dynamo(_autograd), "Autograd", with_keyset=True)
 _library.impl("solve", skipped_by_dynamo(_kernel), "CompositeExplicitAutograd")
 torch.library.register_fake("manualgrad_implicit::solve", _fake, lib=_library)

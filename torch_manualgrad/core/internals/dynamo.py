@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch._ops import HigherOrderOperator
@@ -21,7 +21,9 @@ __all__ = [
     "break_at_autograd_functions",
     "breaks_graphs",
     "compiled_backward",
+    "constant_in_graphs",
     "graph_breaks",
+    "graph_is_for",
     "guard_compiled_graphs",
     "is_exporting",
     "is_node_open",
@@ -31,6 +33,8 @@ __all__ = [
     "trace_gradients",
     "traced_with_graph",
 ]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 # Raised where an operator that has no meta kernel is called on device meta, and on fake tensors.
 NoMetaKernel = (NotImplementedError, UnsupportedOperatorException)
@@ -147,6 +151,15 @@ def skip_frame(reason: str) -> NoReturn:
     raise SkipFrame(reason)
 
 
+def constant_in_graphs(function: _F) -> _F:
+    """Have Dynamo call a function of constants while it traces, and keep the result.
+
+    As ``torch.compiler.assume_constant_result``, which imports Dynamo.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
 def is_exporting() -> bool:
     """As ``torch.compiler.is_exporting()``, which Dynamo of torch 2.10 takes for true in ``torch.compile``, too."""
     return torch.compiler._is_exporting_flag
@@ -195,6 +208,15 @@ def is_node_open(test: Callable[[Any], bool]) -> bool:
             return True
         tracer = tracer.parent
     return False
+
+
+@constant_in_graphs
+def graph_is_for(module: str) -> bool:
+    """Whether the graph that Dynamo is tracing is for a backend that is defined in a module."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator  # importing the compiler is slow
+
+    backend = _innermost(InstructionTranslator.current_tx().output.compiler_fn)
+    return bool(getattr(backend, "func", backend).__module__ == module)
 
 
 def graph_breaks() -> dict[str, int]:

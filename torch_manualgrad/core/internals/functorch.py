@@ -54,6 +54,7 @@ __all__ = [
     "levels_of",
     "needs_reverse",
     "only_autograd",
+    "only_autograd_and_own_levels",
     "outside_of_batched_gradients",
     "own_levels_are_open",
     "primal",
@@ -427,6 +428,11 @@ PLAIN = (Tensor, torch.nn.Parameter)  # types that carry no tracer or wrapper of
 def only_autograd() -> bool:
     """Whether no transform and no dual level is near this call: plain tensors then need nothing but autograd."""
     return forward_ad._current_level < 0 and not _tangents_in_graphs and not _own_levels and not in_functorch()
+
+
+def only_autograd_and_own_levels() -> bool:
+    """The same next to levels of `torch_manualgrad.forward_ad`, inside of which no transform can run."""
+    return forward_ad._current_level < 0 and not _tangents_in_graphs and not in_functorch()
 
 
 def has_tangent_below_autograd(x: Tensor) -> bool:

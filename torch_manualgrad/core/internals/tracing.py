@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ __all__ = [
     "ReadsValues",
     "apart",
     "calls_seen",
-    "constant_in_graphs",
     "constant_of",
     "fakes",
     "is_traced_to_graph",
@@ -32,17 +31,6 @@ __all__ = [
 
 # Raised by fake tensors where a number is read from one.
 ReadsValues = DataDependentOutputException
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def constant_in_graphs(function: _F) -> _F:
-    """Have Dynamo call a function of constants while it traces, and keep the result.
-
-    As ``torch.compiler.assume_constant_result``, which imports Dynamo.
-    """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
 
 
 class _ForceEager:

@@ -1,5 +1,5 @@
 """Truncated Taylor series: derivatives of high order along curves, and the Laplacians and products made of them."""
 
-from . import rules
+from . import rules, whole
 
-__all__ = ["rules"]
+__all__ = ["rules", "whole"]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from torch_manualgrad.core.forward import Series
 from torch_manualgrad.core.internals import (
     fwd_grad_is_enabled,
     outside_of_compiler,
@@ -26,7 +27,7 @@ from torch_manualgrad.core.internals import (
 from .functions import FUNCTIONS
 from .scaled import BLOCK, Scaled, whole
 from .table import known
-from .trace import Series, Trace, encode, traced
+from .trace import Trace, encode, traced
 
 __all__ = ["Jet", "Space", "call", "is_jet", "refuse_inside", "transforms_seen"]
 

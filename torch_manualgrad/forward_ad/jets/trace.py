@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torch_manualgrad.core.forward import Series
 from torch_manualgrad.core.internals import (
     ReadsValues,
     calls_seen,
@@ -30,11 +31,7 @@ from .table import jet_rule
 
 OpOverload = type(torch.ops.aten.sin.default)
 
-__all__ = ["Node", "Series", "Trace", "decode", "encode", "functional_form", "is_tensor", "traced"]
-
-
-class Series:
-    """A tensor to the functions here, though perhaps not to PyTorch."""
+__all__ = ["Node", "Trace", "decode", "encode", "functional_form", "is_tensor", "traced"]
 
 
 def is_tensor(x: Any) -> bool:

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from ...core.engine.derivative import Derivative
+from ...core.forward import jvps
 from ...core.internals import below_levels, has_autograd_kernel
 from ...core.op.custom_op import current_derivative
 from ...core.op.derivatives import ReferenceDerivative
 from ...core.rule import Rule, parameters, rules
 from ...core.rule.derivative import derivative_of
 from ...core.schema import Signature, flatten, is_differentiable, tensors_in, unflatten
-from .state import Levels, give, innermost, tangent
+from .state import Levels, give, innermost, outside, tangent
 
 __all__ = ["jvp_of", "not_differentiable", "recomputed", "reference_of", "rule_of"]
 
@@ -50,6 +51,8 @@ def jvp_of(op: Any, name: str, signature: Signature) -> Jvp:
         return functools.partial(_by_rule, rule)
     if (derivative := current_derivative(name)) is not None:
         return functools.partial(_by_derivative, derivative)
+    if (known := jvps.get(name)) is not None:
+        return functools.partial(_by_program, known)
     if name.startswith("aten::") and has_autograd_kernel(op):
         return functools.partial(_by_torch, op, name, signature)
     raise NotImplementedError(f"{name}: an argument has a tangent at a dual level, and {_UNKNOWN}")
@@ -92,6 +95,23 @@ def _by_rule(
                 "not differentiate it; pass the argument without a tangent, by detach() or unpack_dual"
             )
     return _by_derivative(derivative_of(rule), values, outputs, tangents, outer)
+
+
+def _is_tracked(x: Tensor, levels: Levels) -> bool:
+    """Whether autograd tracks a tensor, or its tangents at these levels."""
+    parts = [(level, t) for level in levels if (t := tangent(x, level)) is not None]
+    return x.requires_grad or any(_is_tracked(t, outside(levels, level)) for level, t in parts)
+
+
+def _by_program(
+    jvp: Callable[..., Any], values: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any], outer: Levels
+) -> Sequence[Any]:
+    # it differentiates at points of its own, of which the tangents would otherwise require grad
+    with below_levels():
+        tracked = any(_is_tracked(x, outer) for x in tensors_in([*values, *tangents]))
+    with torch.set_grad_enabled(tracked and torch.is_grad_enabled()):
+        found: Sequence[Any] = jvp(values, outputs, tangents)
+    return found
 
 
 def _by_derivative(

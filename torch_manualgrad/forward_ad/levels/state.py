@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...core.forward import hooks
 from ...core.internals import (
     below_levels,
     nested_strides,
@@ -172,6 +173,13 @@ def innermost(tensors: Sequence[Tensor], levels: Levels) -> Level | None:
             if any(level.shadows.get(s) is not None for s in storages):
                 return level
     return None
+
+
+def _has_tangent(x: Tensor) -> bool:
+    return innermost([x], _state().open) is not None
+
+
+hooks.has_level_tangent = _has_tangent
 
 
 def outside(levels: Levels, level: Level) -> Levels:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..core.internals import (
+from .forward import is_in_forward_ad
+from .internals import (
     has_tangent,
     is_escaped,
     is_functorch_wrapped,
@@ -26,9 +27,10 @@ from ..core.internals import (
     transform_depth,
     unwrap_if_dead,
 )
-from ..implicit.arguments import HiddenTensorError
 
 __all__ = [
+    "PLAIN",
+    "HiddenTensorError",
     "Watch",
     "as_of_now",
     "is_differentiated",
@@ -39,11 +41,18 @@ __all__ = [
     "suspects",
 ]
 
+
+class HiddenTensorError(RuntimeError):
+    """A function reads a tensor that is not among its arguments, and the derivative with respect to it would be lost."""
+
+
 _DEPTH = 6  # of attributes, containers and functions inside of each other
 
 
 def is_followed(x: Tensor) -> bool:
     """Whether autograd or a transform, at any level, follows a tensor; vmap is a transform too."""
+    if is_in_forward_ad(x):
+        return True
     if only_autograd():
         return x.requires_grad and torch.is_grad_enabled()
     if is_escaped(x):
@@ -54,6 +63,8 @@ def is_followed(x: Tensor) -> bool:
 
 def is_differentiated(x: Tensor) -> bool:
     """Whether autograd or a transform that differentiates, at any level, follows a tensor."""
+    if is_in_forward_ad(x):
+        return True
     if only_autograd():
         return x.requires_grad and torch.is_grad_enabled()
     return is_escaped(x) or levels_of(x)[1]
@@ -278,16 +289,19 @@ class Watch(TorchFunctionMode):
         return result
 
     def _foreign(self, func: Any, values: Any) -> str | None:
-        for x in map(unwrap_if_dead, _tensors(values)):
-            inside = layers(x) if self.detached else (x,)
-            for y in inside:
-                if id(y) in self.known and self.known[id(y)][0] is y:
-                    return self.known[id(y)][1]
+        found = [(x, layers(x) if self.detached else [x]) for x in map(unwrap_if_dead, _tensors(values))]
+        known = [self.known[id(y)] for _, inside in found for y in inside if id(y) in self.known]
+        names = {name for x, name in known if any(x is y for _, inside in found for y in inside)}
+        if names:
+            return ", ".join(sorted(names))
+        for x, inside in found:
             if self.detached and (self._is_foreign(x) or x is not inside[-1] and self._is_foreign(inside[-1])):
                 return f"a tensor of shape {list(x.shape)}, read by {getattr(func, '__name__', func)}"
         return None
 
     def _is_foreign(self, x: Tensor) -> bool:
+        if is_in_forward_ad(x):
+            return True
         if is_functorch_wrapped(x):
             return self._outermost and transform_depth() == 0
         if x.requires_grad:
