@@ -30,7 +30,7 @@ from ..custom_rules.operator import Values, call
 from ..custom_rules.randomness import RandomState
 from ..custom_rules.trees import Tree, distinct, result_tree
 from ..implicit.arguments import in_this_autocast
-from .graphs import in_graph
+from .graphs import in_graph, takes
 from .policies import Log, Policy, Replay
 from .program import Recomputed
 
@@ -327,7 +327,7 @@ def checkpoint(f: Callable[..., Any], policy: Policy | None = None) -> Callable[
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         if is_exporting():  # a program has operators alone
             return f(*args, **kwargs)
-        if torch.compiler.is_dynamo_compiling() and (policy is None or policy.contexts is not None):
+        if torch.compiler.is_dynamo_compiling() and takes(policy):
             return in_graph(f, policy, args, kwargs)
         return _checkpointed(f, policy, name, args, kwargs)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch.utils.checkpoint import checkpoint
 
-from ..core.internals import constant_in_graphs, in_functorch
+from ..core.internals import constant_in_graphs, graph_is_for, in_functorch
 from .policies import Policy
 
-__all__ = ["in_graph"]
+__all__ = ["in_graph", "takes"]
 
 
 @constant_in_graphs
@@ -18,17 +18,22 @@ def _in_transform() -> bool:
     return in_functorch()
 
 
+def takes(policy: Policy | None) -> bool:
+    """Whether the compiler of the graph that is traced can follow a policy; one that looks at a whole region only ours can."""
+    return policy is None or policy.saves is not None or graph_is_for("torch_manualgrad.compiling.backend")
+
+
 def in_graph(f: Callable[..., Any], policy: Policy | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """A call of a function, whose results a backward of the compiled function computes again.
 
     Args:
         f: the function.
-        policy: which has contexts, or None.
+        policy: what to save, or None.
         args: of the call.
         kwargs: of the call.
     """
     if _in_transform():  # the derivative is in the graph, which the compiler partitions as a whole
         return f(*args, **kwargs)
-    if policy is None or policy.contexts is None:
+    if policy is None:
         return checkpoint(lambda: f(*args, **kwargs), use_reentrant=False)
     return checkpoint(lambda: f(*args, **kwargs), use_reentrant=False, context_fn=policy.contexts)

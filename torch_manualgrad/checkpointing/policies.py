@@ -6,7 +6,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,11 +14,12 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from torch.utils.flop_counter import flop_registry
 
 from ..arguments import ArgumentError
-from ..core.internals import DispatchMode, pytree, version_of
+from ..core.internals import DispatchMode, example_of, pytree, version_of
+from ..core.op.define import custom_op
 
 __all__ = ["Log", "Policy", "Replay", "checkpoint_name", "save_budget", "save_names", "save_products"]
 
-Choice = Callable[["Sequence[Event]"], "Sequence[Event]"]
+Choice = Callable[["Sequence[Any]"], "Sequence[Any]"]
 
 
 class Policy:
@@ -28,7 +29,10 @@ class Policy:
         name: in ``repr``.
         choose: selects among the events of a call.
         considers: whether the result of an operator may be chosen; others are not held until the end of the call.
-        contexts: the policy for ``torch.utils.checkpoint``, which compiled functions use; None if it has none.
+        saves: ``(op, args) -> bool``, whether the result of a call in a graph is saved; None if that depends on other calls.
+
+    Attributes:
+        contexts: the policy for ``torch.utils.checkpoint``, which compiled functions use.
     """
 
     def __init__(
@@ -36,9 +40,10 @@ class Policy:
         name: str,
         choose: Choice,
         considers: Callable[[Any], bool] = lambda op: True,
-        contexts: Callable[[], Any] | None = None,
+        saves: Callable[[Any, Sequence[Any]], bool] | None = None,
     ) -> None:
-        self._name, self.choose, self.considers, self.contexts = name, choose, considers, contexts
+        self._name, self.choose, self.considers, self.saves = name, choose, considers, saves
+        self.contexts = functools.partial(create_selective_checkpoint_contexts, _InGraphs(self))
 
     def __repr__(self) -> str:
         return self._name
@@ -52,8 +57,32 @@ def _is_product(op: Any) -> bool:
     return _flops(op) is not None
 
 
-def _products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if _is_product(op) else CheckpointPolicy.PREFER_RECOMPUTE
+class _InGraphs:
+    """A policy as a function that ``torch.utils.checkpoint`` calls for each operator."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    def __call__(self, context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        saves = self.policy.saves
+        assert saves is not None
+        return CheckpointPolicy.MUST_SAVE if saves(op, args) else CheckpointPolicy.PREFER_RECOMPUTE
+
+    @property
+    def of_region(self) -> Callable[[Sequence[tuple[Any, Any, Any, Any]]], list[bool]] | None:
+        """Whether the result of each call of a region is saved, ``(op, args, kwargs, result)``; None if calls alone decide."""
+        return None if self.policy.saves is not None else self._chosen
+
+    def _chosen(self, calls: Sequence[tuple[Any, Any, Any, Any]]) -> list[bool]:
+        events = []
+        for i, (op, args, kwargs, result) in enumerate(calls):
+            count, leaves = _flops(op), pytree.tree_leaves(result)
+            if count is not None and self.policy.considers(op):
+                flops = example_of(count(*args, **kwargs, out_val=result))
+                held = sum(example_of(x.numel()) * x.element_size() for x in leaves if isinstance(x, Tensor))
+                events.append(Candidate(i, flops, held))
+        chosen = {event.place for event in self.policy.choose(events)}
+        return [i in chosen for i in range(len(calls))]
 
 
 #: Saves what costs most to compute again: matrix products, convolutions and attention.
@@ -61,7 +90,7 @@ save_products = Policy(
     "save_products",
     lambda events: events,
     _is_product,
-    functools.partial(create_selective_checkpoint_contexts, _products),
+    lambda op, args: _is_product(op),
 )
 
 
@@ -78,7 +107,11 @@ def save_names(*names: str) -> Policy:
         if not isinstance(name, str):
             raise TypeError(f"names: expected strings, got {name!r}")
     chosen = frozenset(names)
-    return Policy(f"save_names({', '.join(map(repr, names))})", lambda events: [e for e in events if e.names & chosen])
+    return Policy(
+        f"save_names({', '.join(map(repr, names))})",
+        lambda events: [e for e in events if e.names & chosen],
+        saves=lambda op, args: op is _named.op and args[1] in chosen,
+    )
 
 
 def save_budget(limit: int) -> Policy:
@@ -96,7 +129,7 @@ def save_budget(limit: int) -> Policy:
     if limit < 0:
         raise ArgumentError(f"limit: expected a number of bytes that is not negative, got {limit}")
 
-    def choose(events: Sequence[Event]) -> Sequence[Event]:
+    def choose(events: Sequence[Any]) -> Sequence[Any]:
         chosen, left = [], limit
         for event in sorted(events, key=lambda e: -e.flops / max(e.bytes, 1)):
             if event.bytes <= left:
@@ -110,8 +143,23 @@ def save_budget(limit: int) -> Policy:
 _names = threading.local()
 
 
+@custom_op("manualgrad::named(Tensor x, str name) -> Tensor")
+def _named(x: Tensor, name: str) -> Tensor:
+    return x.clone()
+
+
+@_named.impl_backward
+def _(ctx: Any, saved: Any, grad: Tensor) -> Any:
+    return {"x": grad}
+
+
+@_named.impl_save_for_backward
+def _(inputs: Any, output: Any) -> Any:
+    return ()
+
+
 def checkpoint_name(x: Tensor, name: str) -> Tensor:
-    """Give a tensor a name, for `save_names`. Elsewhere this is the identity, and returns its argument.
+    """Give a tensor a name, for `save_names`. Elsewhere this is the identity, and returns its argument; in a graph a copy.
 
     Args:
         x: any tensor.
@@ -122,10 +170,26 @@ def checkpoint_name(x: Tensor, name: str) -> Tensor:
     """
     if not isinstance(name, str):
         raise TypeError(f"name: expected a string, got {name!r}")
+    if torch.compiler.is_dynamo_compiling():
+        return _named(x, name)
     log = getattr(_names, "log", None)
     if log is not None and isinstance(x, Tensor):
         log.named(x, name)
     return x
+
+
+class Candidate(NamedTuple):
+    """A call of an operator in a graph.
+
+    Attributes:
+        place: among all calls.
+        flops: those that it takes.
+        bytes: of the result.
+    """
+
+    place: int
+    flops: int
+    bytes: int
 
 
 class Event:

@@ -8,7 +8,7 @@ says so.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -88,14 +88,25 @@ def runner(graph: fx.GraphModule) -> Callable[..., Any]:
 
 def settled(graph: fx.GraphModule) -> fx.GraphModule:
     """A graph of ATen operators, where policies have decided for each node whether it is saved."""
+    regions: dict[int, tuple[Any, list[fx.Node]]] = {}
     for node in graph.graph.nodes:
         policy = node.meta.get("custom", {}).get("policy")
-        if policy is None or not isinstance(node.target, OpOverload):
-            continue
-        value = lambda n: n.meta.get("val")  # noqa: E731
-        args, kwargs = fx.map_arg((node.args, node.kwargs), value)
-        node.meta["custom"] = {k: v for k, v in node.meta["custom"].items() if k != "policy"}
-        choice = policy(SelectiveCheckpointContext(is_recompute=False), node.target, *args, **kwargs)
-        saved = choice in (True, CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
-        node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+        if policy is not None and isinstance(node.target, OpOverload):
+            node.meta["custom"] = {k: v for k, v in node.meta["custom"].items() if k != "policy"}
+            regions.setdefault(node.meta["ac_graph_id"], (policy, []))[1].append(node)
+    value = lambda n: n.meta.get("val")  # noqa: E731
+    for policy, nodes in regions.values():
+        calls = [(n.target, *fx.map_arg((n.args, n.kwargs), value), value(n)) for n in nodes]
+        for node, saved in zip(nodes, _saved(policy, calls)):
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
     return graph
+
+
+def _saved(policy: Any, calls: Sequence[tuple[Any, Any, Any, Any]]) -> list[bool]:
+    """Whether a policy saves the result of each call of a region."""
+    if (of_region := getattr(policy, "of_region", None)) is not None:
+        found: list[bool] = of_region(calls)
+        return found
+    context: Any = SelectiveCheckpointContext(is_recompute=False)  # type: ignore[no-untyped-call]
+    choices = [policy(context, op, *args, **kwargs) for op, args, kwargs, _ in calls]
+    return [c in (True, CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE) for c in choices]
