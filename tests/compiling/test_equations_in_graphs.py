@@ -198,6 +198,20 @@ def test_a_solution_has_the_dtype_and_the_strides_of_the_start(backend):
     assert found.dtype == torch.float32 and torch.equal(found, 2 * (a + 1))
 
 
+def test_a_solver_is_not_taken_for_another_of_the_same_code():
+    def solver(scale):
+        return lambda product, b: by_matrix(product, b) * scale
+
+    def by_default(scale):
+        return lambda product, b, scale=scale: by_matrix(product, b) * scale
+
+    f = lambda x, solver: linear_solve(lambda v: MATRIX @ v, x, solver=solver, on_failure="ignore") * 1  # noqa: E731
+    for make in (solver, by_default):
+        compiled = torch.compile(f, backend="aot_eager")
+        for scale in (1.0, 2.0):
+            torch.testing.assert_close(compiled(X, make(scale)), torch.linalg.solve(MATRIX, X) * scale)
+
+
 def test_a_change_of_what_a_function_reads_compiles_it_again():
     state = {"factor": 2.0}
     solve = root(lambda x, a: x - a * state["factor"], lambda f, x, a: x - f(x, a))

@@ -9,7 +9,16 @@ from torch.func import grad, hessian, jvp
 import torch_manualgrad as mg
 from torch_manualgrad.core.forward import hooks, jvps
 from torch_manualgrad.forward_ad import dual_level, make_dual, unpack_dual
-from torch_manualgrad.implicit import HiddenTensorError, fixed_point, linear_solve, minimize, root
+from torch_manualgrad.implicit import (
+    HiddenTensorError,
+    eigsh,
+    fixed_point,
+    linear_solve,
+    minimize,
+    odeint,
+    root,
+    svds,
+)
 
 F64 = torch.float64
 X = torch.tensor([0.3, 0.7, 1.1], dtype=F64)
@@ -73,11 +82,18 @@ PROGRAMS = {
     "linear_solve": lambda x, y: linear_solve(lambda v, d: MATRIX @ v + d * v, y, x * x, solver="direct"),
     "checkpoint": mg.checkpoint(lambda x, y: (x * y).sin().exp()),
 }
+TIMES = torch.tensor([0.0, 0.5], dtype=F64)
+OF_SERIES = {
+    **PROGRAMS,
+    "odeint": lambda x, y: odeint(lambda t, s, a: -s * a * t.cos(), x, TIMES, y, rtol=1e-3)[-1],
+    "eigsh": lambda x, y: eigsh(lambda v, a, b: a * v - 0.3 * v.roll(1) - 0.3 * v.roll(-1), 3, 1, x, y)[1][:, 0] ** 2,
+    "svds": lambda x, y: svds(lambda v, a, b: torch.cat([a * v, b * v.flip(0)]), 3, 1, x, y)[2][0] ** 2,
+}
 EACH = pytest.mark.parametrize("name", PROGRAMS)
 
 
 def program(name):
-    return lambda x: PROGRAMS[name](x * x, (x + 0.3).cos()).exp()
+    return lambda x: OF_SERIES[name](x * x, (x + 0.3).cos()).exp()
 
 
 def mixed(f, along):
@@ -91,7 +107,7 @@ def close(found, expected):
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
 
 
-@EACH
+@pytest.mark.parametrize("name", OF_SERIES)
 def test_series(name):
     f = program(name)
     for order, found in enumerate(mg.forward_ad.directional(f, X, ALONG[0], 3), 1):
@@ -112,15 +128,16 @@ def test_laplacians_and_their_gradients(name):
         close(torch.autograd.grad(found(x), x)[0], grad(expected)(X))
 
 
-AT_LEVELS = pytest.mark.parametrize("name", [n for n in PROGRAMS if n != "minimize"])
+AT_LEVELS = [n for n in PROGRAMS if n != "minimize"]
 
 
-def test_minima_at_levels_raise():
-    with dual_level(), pytest.raises(NotImplementedError, match="cannot run at a dual level"):
-        program("minimize")(make_dual(X, ALONG[0]))
+@pytest.mark.parametrize("name", ["minimize", "eigsh", "svds"])
+def test_calls_with_transforms_raise_at_levels(name):
+    with dual_level(), pytest.raises(RuntimeError, match="cannot run at a dual level|inside a torch.func transform"):
+        program(name)(make_dual(X, ALONG[0]))
 
 
-@AT_LEVELS
+@pytest.mark.parametrize("name", [*AT_LEVELS, "odeint"])
 def test_levels(name):
     f = program(name)
     with dual_level() as a, dual_level() as b, dual_level() as c:
@@ -137,7 +154,7 @@ def test_levels(name):
             close(value, mixed(f, ALONG[::-1][:order]))
 
 
-@AT_LEVELS
+@pytest.mark.parametrize("name", AT_LEVELS)
 def test_levels_and_reverse_mode(name):
     f = program(name)
     expected = jvp(grad(lambda x: f(x).sum()), (X,), (ALONG[0],))[1]

@@ -77,7 +77,7 @@ def transposed(
     other = [_numbers(x, -1) for x in like]
     with torch.no_grad(), random.restored():
         images = linear(other)
-    pairs = [*zip([images[i] for i in used], given)], [*zip(other, found)]
+    pairs = [(x, g) for i, g in zip(used, given) if (x := images[i]) is not None], [*zip(other, found)]
     tolerance = max(torch.finfo(x.dtype).eps for x in (*point, *results)) ** 0.5
     return _checked(found, pairs, tolerance, what)
 
@@ -106,11 +106,11 @@ def _checked(
         RuntimeError: they differ.
     """
     with torch.no_grad():
-        products = [[(a.conj() * b).real.double() for a, b in side if a is not None] for side in pairs]
-        left, right = (torch.stack([x.sum() for x in side]).sum() for side in products)
+        products = [[(a.conj() * b).real.double() for a, b in side] for side in pairs]
         scale = torch.stack([x.abs().sum() for side in products for x in side]).sum()
+        left, right = (sum([x.sum() for x in side], torch.zeros_like(scale)) for side in products)
         wrong = (left - right).abs() > tolerance * scale
-    if values_readable([x for side in pairs for pair in side for x in pair if x is not None]):
+    if values_readable([x for side in pairs for pair in side for x in pair]):
         _raise_if(value_of(wrong), what)
         return list(found)
     nothing = _confirm(wrong, what)

@@ -111,7 +111,9 @@ def watched(users: Sequence[tuple[Callable[..., Any], str]], parameters: Sequenc
 
 def _watched(function: Callable[..., Any], what: str, held: dict[int, Any]) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
-        given = {id(x) for x in pytree.tree_leaves(args)}  # the arguments may be what is reached, such as a module's parameters
+        given = {
+            id(x) for x in pytree.tree_leaves(args)
+        }  # the arguments may be what is reached, such as a module's parameters
         known = {i: (x, name) for i, (ref, name) in held.items() if (x := ref()) is not None and i not in given}
         with Watch(what, known, _advice(what), detached=False):
             return function(*args)
