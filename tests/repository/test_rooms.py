@@ -32,7 +32,7 @@ ALLOWED = {
     "distributed": "core core/internals core/engine core/rule",
     "implicit": "arguments core core/internals core/engine linalg",
     "custom_rules": "arguments core core/internals core/engine implicit",
-    "checkpointing": "arguments core core/internals implicit custom_rules",
+    "checkpointing": "arguments core core/internals core/op implicit custom_rules",
     "sparsity": "arguments core/internals core/engine",
     "compiling": "core core/internals core/engine core/override core/rule",
     "testing/numerics": "",
