@@ -14,7 +14,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from torch.utils.flop_counter import flop_registry
 
 from ..arguments import ArgumentError
-from ..core.internals import DispatchMode, example_of, pytree, version_of
+from ..core.internals import DispatchMode, example_of, is_exporting, pytree, version_of
 from ..core.op.define import custom_op
 
 __all__ = ["Log", "Policy", "Replay", "checkpoint_name", "save_budget", "save_names", "save_products"]
@@ -143,7 +143,7 @@ def save_budget(limit: int) -> Policy:
 _names = threading.local()
 
 
-@custom_op("manualgrad::named(Tensor x, str name) -> Tensor")
+@custom_op("manualgrad_graphs::named(Tensor x, str name) -> Tensor")
 def _named(x: Tensor, name: str) -> Tensor:
     return x.clone()
 
@@ -170,7 +170,7 @@ def checkpoint_name(x: Tensor, name: str) -> Tensor:
     """
     if not isinstance(name, str):
         raise TypeError(f"name: expected a string, got {name!r}")
-    if torch.compiler.is_dynamo_compiling():
+    if torch.compiler.is_dynamo_compiling() and not is_exporting():
         return _named(x, name)
     log = getattr(_names, "log", None)
     if log is not None and isinstance(x, Tensor):

@@ -71,6 +71,11 @@ def minimize(
     options = options_of("tangent_solver", tangent_solver, rtol, atol, maxiter, on_failure)
 
     def make(functions: Any, wrapped: Any, x: Unknown, given: Structure, xs: Values, tensors: Values) -> Equation:
+        if any(map(is_in_forward_ad, tensors)):
+            raise NotImplementedError(
+                "minimize: the gradient of f is taken by torch.func.grad, which cannot run at a dual level; use root, of a gradient "
+                "that you write"
+            )
         n, here = len(xs), in_this_autocast(functions[0])
 
         def objective(xs: Values, values: Values) -> Tensor:
@@ -115,11 +120,6 @@ def minimize(
 
 def _gradient(function: Callable[[Values, Values], Tensor], xs: Values, values: Values) -> Values:
     """The gradient in ``xs``, differentiable."""
-    if any(map(is_in_forward_ad, (*xs, *values))):
-        raise NotImplementedError(
-            "minimize: the gradient of f is taken by torch.func.grad, which cannot run at a dual level; use root, of a gradient that "
-            "you write"
-        )
     found: Values = torch.func.grad(lambda *xs: function(xs, values), argnums=tuple(range(len(xs))))(*xs)
     return found
 
