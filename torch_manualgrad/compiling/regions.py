@@ -94,12 +94,15 @@ def settled(graph: fx.GraphModule) -> fx.GraphModule:
         if policy is not None and isinstance(node.target, OpOverload):
             node.meta["custom"] = {k: v for k, v in node.meta["custom"].items() if k != "policy"}
             regions.setdefault(node.meta["ac_graph_id"], (policy, []))[1].append(node)
-    value = lambda n: n.meta.get("val")  # noqa: E731
     for policy, nodes in regions.values():
-        calls = [(n.target, *fx.map_arg((n.args, n.kwargs), value), value(n)) for n in nodes]
+        calls = [(n.target, *fx.map_arg((n.args, n.kwargs), _value), _value(n)) for n in nodes]
         for node, saved in zip(nodes, _saved(policy, calls)):
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
     return graph
+
+
+def _value(node: fx.Node) -> Any:
+    return node.meta.get("val")
 
 
 def _saved(policy: Any, calls: Sequence[tuple[Any, Any, Any, Any]]) -> list[bool]:
@@ -107,6 +110,6 @@ def _saved(policy: Any, calls: Sequence[tuple[Any, Any, Any, Any]]) -> list[bool
     if (of_region := getattr(policy, "of_region", None)) is not None:
         found: list[bool] = of_region(calls)
         return found
-    context: Any = SelectiveCheckpointContext(is_recompute=False)  # type: ignore[no-untyped-call]
+    context: Any = SelectiveCheckpointContext(is_recompute=False)
     choices = [policy(context, op, *args, **kwargs) for op, args, kwargs, _ in calls]
     return [c in (True, CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE) for c in choices]
