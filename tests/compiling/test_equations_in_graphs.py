@@ -159,7 +159,7 @@ def test_inductor_has_the_derivatives(name):
     compare(name, torch.compile(PROGRAMS[name], fullgraph=True), ("", "rev"))
 
 
-@pytest.mark.parametrize("name", names("fixed point", "minimize under a constraint"))
+@pytest.mark.parametrize("name", names("fixed point", "minimize under a constraint", "eigsh", "odeint, at times"))
 def test_graphs_of_pytorch_have_the_derivatives(name):
     compare(name, torch.compile(PROGRAMS[name], backend="aot_eager", fullgraph=True), ("", "rev"))
 
