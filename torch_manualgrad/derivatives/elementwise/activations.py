@@ -213,7 +213,7 @@ rule(
     jvp={
         "result": sum_over_tangents(
             lambda grad_output_t, output_p: _tanh_product(grad_output_t, output_p),
-            lambda grad_output_p, output_p, output_t: -2 * grad_output_p * (output_p * output_t).conj(),
+            lambda grad_output_p, output_p, output_t: (-2 * grad_output_p * output_p.conj()) * output_t.conj(),
             then=lambda found, result: of_dtype(found, result.dtype),
         )
     },
