@@ -14,6 +14,7 @@ from .. import activation, compile_cache
 from ..engine.derivative import Derivative, redispatch
 from ..engine.kernel import Mode, apply, differentiated
 from ..engine.sharding import takes_body
+from ..engine.strong_arithmetic import running
 from ..engine.transpose import transposing
 from ..engine.vmap import loop
 from ..formula_calls import FormulaCalls
@@ -354,7 +355,8 @@ class CustomOp:
                 f"{self.name} has no derivative in forward mode, but an input has a tangent. Register impl_jvp, or "
                 "impl_save_for_backward and a differentiable impl_backward, from which a jvp is derived."
             )
-        by_body = mode is Mode.DUAL and not rules.derivative.has_own_jvp or transposing()
+        strong = running.mode is not None
+        by_body = mode is Mode.DUAL and (strong or not rules.derivative.has_own_jvp) or transposing()
         if isinstance(rules.derivative, ReferenceDerivative) and by_body:
             args, kwargs = self.signature.split(values)
             return self.reference(*args, **kwargs)

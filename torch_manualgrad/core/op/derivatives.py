@@ -297,7 +297,8 @@ class ReferenceDerivative(Transposed):
     Reverse: the reference is differentiated when the backward runs, so the forward costs no more than its kernel.
     Forward, and where the backward will run in the middle of a call (torch.func.vjp cannot): the reference runs in
     place of the op, see `CustomOp.kernel`. A backward or a jvp that computes the same in fewer operations may be given
-    for either; the backward gets the inputs as its residuals.
+    for either; the backward gets the inputs as its residuals. With strong zeros the reference is differentiated: zeros are
+    strong in each of its products, and a factor of the other formulas may not be a factor there.
     """
 
     @property
@@ -340,6 +341,11 @@ class ReferenceDerivative(Transposed):
         if linear:  # it was called with strong zeros, and its derivatives are
             with StrongArithmetic(tensors_in([*grads, *[values[i] for i in linear]])):
                 return self._vjp(needed, values, grads)
+        if self.rule is not None:
+            context = BackwardContext({self.signature.names[i]: needed[i] for i in self.signature.tensor_like})
+            found = self.rule.function(context, self.signature.Inputs(*values), *grads)
+            shapes = [v.shape if isinstance(v, Tensor) else _shapes(v) for v in values]
+            return check_gradients(self.signature, self.rule.location, shapes, found)
         return self._vjp(needed, values, grads, not tangents_possible((*tensors, *grads)))
 
     @property
@@ -352,11 +358,6 @@ class ReferenceDerivative(Transposed):
         return user_jvp(self.signature, self.tangent_rule, inputs, outputs, self.signature.Inputs(*tangents))
 
     def _vjp(self, needed: Sequence[Any], values: list[Any], grads: Sequence[Any], plain: bool = False) -> Any:
-        if self.rule is not None:
-            context = BackwardContext({self.signature.names[i]: needed[i] for i in self.signature.tensor_like})
-            found = self.rule.function(context, self.signature.Inputs(*values), *grads)
-            shapes = [v.shape if isinstance(v, Tensor) else _shapes(v) for v in values]
-            return check_gradients(self.signature, self.rule.location, shapes, found)
         places = [i for i, n in enumerate(needed) if n]
         if not torch.compiler.is_dynamo_compiling() and (plain or saved_tensors_are_hooked()):
             return self._plain_vjp(places, values, grads)

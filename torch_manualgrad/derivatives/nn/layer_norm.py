@@ -145,6 +145,28 @@ def layer_norm_backward_jvp(
     return of_x.to(input.dtype), of_weight.to(like.dtype), of_bias.to(like.dtype)
 
 
+def _wanted(mask: Sequence[bool], values: Sequence[Any]) -> list[Any]:
+    return [value if yes else None for value, yes in zip(values, mask)]
+
+
+@native_layer_norm_backward.impl_backward
+def _(ctx: Any, inputs: Any, *grads: Tensor | None) -> dict[str, Tensor | None]:
+    x, weight, g, shape = inputs.input, inputs.weight, inputs.grad_out, inputs.normalized_shape
+    given = _wanted(inputs.output_mask, grads)
+    of: list[Tensor | None] = [None, None, None]
+    if any(v is not None for v in given):
+        of = [*layer_norm_double_backward(x, weight, *given, g, inputs.mean, inputs.rstd, shape)]
+    of_weight = None if weight is None else of[1]
+    return {"grad_out": of[2], "input": of[0], "mean": None, "rstd": None, "weight": of_weight, "bias": None}
+
+
+@native_layer_norm_backward.impl_jvp
+def _(inputs: Any, output: Any, tangents: Any) -> list[Tensor | None]:
+    given = (inputs.grad_out, tangents.grad_out, inputs.input, tangents.input, inputs.weight, tangents.weight)
+    found = layer_norm_backward_jvp(*given, inputs.normalized_shape, inputs.rstd)
+    return _wanted(inputs.output_mask, found)
+
+
 @formula
 def layer_norm_jvp(
     input_p: Tensor,
