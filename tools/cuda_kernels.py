@@ -1,4 +1,4 @@
-"""What the compiler made of each CUDA kernel, and how much of it is allowed.
+"""Compare the resources of each CUDA kernel with limits.
 
 Reads the CUDA library that was built: registers, bytes of stack, and from the disassembly the loads and stores of local memory
 (arrays that are not in registers, and spills), generic loads and stores (whose address space the compiler does not know) and

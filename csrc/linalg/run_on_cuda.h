@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kThreads, 5) lane_kernel(Kernel kernel, int la
   auto* const memory = reinterpret_cast<typename Kernel::Scalar*>(shared) + group * numbers;
   const int64_t stride = int64_t{gridDim.x} * groups;
   for (int64_t first = int64_t{blockIdx.x} * groups; first < kernel.batch; first += stride) {
-    // a group for which no matrix is left takes the last one, and writes nothing
+    // a group without a matrix of its own recomputes the last one and does not write
     const bool writes = first + group < kernel.batch;
     const MatrixLoader<LaneGroup, Kernel::kPadded> matrix{
         {thread % lanes, lanes}, writes ? first + group : kernel.batch - 1, writes};

@@ -29,8 +29,8 @@ struct Order {
   static constexpr bool kCached = false, kFormsProducts = false;
   // Whether it asks the loader for the distance of rows.
   static constexpr bool kPadded = false;
-  // On CUDA, for orders that the compiler does not know: up to which one a thread takes a matrix, and whether what a
-  // group of threads does depends on no number, so that several groups can share a warp.
+  // On CUDA, for orders unknown at compile time: the largest order with one thread per matrix, and whether control flow
+  // is the same for all matrices, so that several groups can share a warp.
   static constexpr int kThreadOrder = 0;
   static constexpr bool kUniform = true;
 

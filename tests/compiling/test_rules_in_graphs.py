@@ -6,6 +6,7 @@ import functools
 import pytest
 import torch
 from helpers import modes
+from helpers.own_rules import product
 from torch import nn
 from torch.func import functional_call, grad, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -24,17 +25,6 @@ def fresh():
 
 
 # -- functions with rules ---------------------------------------------------------------------------------------------
-
-
-@mg.custom_vjp
-def product(x, y):
-    return torch.sin(x) * y
-
-
-product.defvjp(
-    lambda x, y: (product(x, y), (torch.cos(x), torch.sin(x), y)),
-    lambda kept, g: (2 * kept[0] * g * kept[2], 3 * kept[1] * g),
-)
 
 
 @mg.custom_jvp

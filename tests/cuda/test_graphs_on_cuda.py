@@ -35,7 +35,7 @@ def test_each_kernel_is_captured_and_replayed(case):
 
 @pytest.mark.parametrize("name", ["svd", "eigh"])
 def test_a_backward_after_a_captured_one(name):
-    """What a captured backward finds of the gauge cannot be read; the next eager one must not try to."""
+    """The gauge check of a captured backward cannot be read. The next eager backward must not try to read it."""
     factors = torch.linalg.svd if name == "svd" else lambda x: torch.linalg.eigh(x + x.mT)
     x = torch.randn(4, 6, 6, dtype=torch.float64, device="cuda", requires_grad=True)
 

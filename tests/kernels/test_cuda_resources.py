@@ -1,4 +1,4 @@
-"""What the compiler made of the CUDA kernels stays within tests/kernels/cuda_limits.csv, and tools/cuda_kernels.py sees what it counts."""
+"""The CUDA kernels that were built stay within tests/kernels/cuda_limits.csv, and tools/cuda_kernels.py counts correctly."""
 
 from __future__ import annotations
 

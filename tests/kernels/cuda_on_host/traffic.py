@@ -1,7 +1,7 @@
-"""How often the kernels of small matrices use memory: what was counted on the simulated device, which is their budget.
+"""Memory traffic budgets of the kernels of small matrices, as counted on the simulated device.
 
-cuda_traffic.csv has for each operator, order and dtype the wavefronts of shared memory and the sectors of global memory of a warp
-full of matrices, and the fewest that the same bytes need. run.py --write-traffic writes it, by count.py.
+For each operator, order and dtype, cuda_traffic.csv has the wavefronts of shared memory and the sectors of global memory of a warp
+full of matrices, and the fewest that the same bytes need. `run.py --write-traffic` writes it.
 """
 
 from __future__ import annotations

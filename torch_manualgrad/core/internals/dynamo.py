@@ -108,8 +108,8 @@ def break_at_autograd_functions(is_ours: Callable[[Any], bool], report: Callable
 def trace_gradients(is_ours: Callable[[Any], bool]) -> None:
     """Have Dynamo write ``torch.autograd.grad`` into a graph, where it ends the graph by default. Older versions cannot.
 
-    Dynamo also drops a graph whose outputs depend on a tensor that was made inside, and made to require grad there. PyTorch's
-    backend is wrong about these. We need it only where that tensor itself is returned.
+    Dynamo also drops a graph whose outputs depend on a tensor that was made inside and set to require grad there, because
+    PyTorch's backend loses that history. This backend keeps it, and needs the check only if that tensor itself is returned.
 
     Args:
         is_ours: whether a graph is for this backend.
