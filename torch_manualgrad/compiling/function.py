@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, fx
 
 from ..core import compile_cache
-from ..core.calls_in_graphs import bodies
 from ..core.engine.derivative import Derivative, redispatch
 from ..core.engine.kernel import Mode, apply, differentiated
 from ..core.engine.node import followed, functions, picker, pull_back, save, saved
@@ -19,7 +18,6 @@ from ..core.internals import (
     PLAIN,
     Sizes,
     below_autograd,
-    compiled,
     compiler_lock,
     has_tangent,
     in_clean_state,
@@ -32,9 +30,9 @@ from ..core.internals import (
 )
 from ..core.libraries import calls_library
 from ..core.override.override import override
-from ..core.rule import ops
 from ..core.schema import Signature, is_differentiable
 from . import calls, graphs, watching
+from .lowering import by_inductor, by_operators
 from .zeros import specialized
 
 __all__ = ["Function", "Options", "active_rules", "call", "lowerings"]
@@ -167,7 +165,7 @@ class Function:
                     self.sizes.refused = True
                     return
                 self.options.report(f"{self.name} runs uncompiled", error)
-                run = _interpreted(self)
+                run = by_operators(self)
             watching.note_graph(self.options.line, self.name, self.graph)
             self._strides = [x.stride() for x in self.fakes]
             self._run = self._first_run(run)
@@ -320,35 +318,8 @@ class Function:
         return f"<compiled {self.name}: {len(self.fakes)} tensors -> {self.outputs}>"
 
 
-# Formulas whose kernels save memory traffic, if each operator runs separately. Inductor fuses their bodies instead.
-_FUSED = (
-    "complex_sign", "constant", "native_batch_norm_backward", "native_layer_norm_backward", "norm_backward",
-    "weight_norm_backward",
-)  # fmt: skip
-
-
-def _compiled(function: Function) -> Callable[[list[Any]], Sequence[Any]]:
-    fused = {formula.op: formula.reference for name in _FUSED if (formula := ops.get(name))}
-    mode = function.sizes.mode
-    numbers = function.sizes.numbers if function.places else ()
-    fakes = [*numbers, *function.fakes]
-    of_tensors = function.graph
-    plain = graphs.trace(lambda *flat: of_tensors(*flat[len(numbers) :]), fakes, mode, decompose={**fused, **bodies})
-    return compiled(graphs.expanded_apart(graphs.without_stops(plain)), fakes, mode)
-
-
-def _interpreted(function: Function) -> Callable[[list[Any]], Sequence[Any]]:
-    graph, count = function.graph, len(function.places)
-
-    def run(values: list[Any]) -> Sequence[Any]:
-        with torch.no_grad():
-            return graph(*values[count:])
-
-    return run
-
-
-#: How a function's graph is run: by name, ``function -> function of a list``: the sizes that are left open, and the tensors.
-lowerings = {"inductor": _compiled, "eager": _interpreted}
+#: How a function's graph is run, by name.
+lowerings = {"inductor": by_inductor, "eager": by_operators}
 
 
 def _with_batch(mode: Any, fake: Tensor, dim: int, size: int) -> Tensor:

@@ -22,6 +22,7 @@ __all__ = [
     "compiled",
     "compiler_lock",
     "in_clean_state",
+    "inductors",
     "outside_of_transforms",
     "partitioned",
     "switch_grad_mode",
@@ -126,10 +127,21 @@ def partitioned(joint: torch.fx.GraphModule, outputs: int) -> tuple[torch.fx.Gra
 def compiled(graph: torch.fx.GraphModule, fakes: Sequence[Any], mode: Any) -> Callable[[list[Any]], Sequence[Any]]:
     """A decomposed graph, compiled by inductor. It takes a list of arguments, which it empties."""
     from torch._guards import TracingContext, tracing  # importing the compiler is slow
+    from torch._inductor import config  # importing the compiler is slow
     from torch._inductor.compile_fx import compile_fx_inner  # importing the compiler is slow
 
-    with tracing(TracingContext(mode)), torch.no_grad():
+    # On the CPU a small graph spends a good part of its time in the code that calls its kernels.
+    in_cpp = {"cpp_wrapper": True} if all(x.device.type == "cpu" for x in fakes if isinstance(x, torch.Tensor)) else {}
+    with tracing(TracingContext(mode)), torch.no_grad(), config.patch(in_cpp):
         return compile_fx_inner(graph, fakes, is_inference=True)
+
+
+def inductors(name: str) -> Callable[..., Any]:
+    """Inductor's decomposition of an operator, by name. It returns NotImplemented where it leaves the operator as it is."""
+    from torch._inductor import decomposition  # importing the compiler is slow
+
+    found: Callable[..., Any] = getattr(decomposition, name)
+    return found
 
 
 def without_first_call(run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:

@@ -1,0 +1,54 @@
+"""What is rewritten when a graph is compiled."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_manualgrad as mg
+
+F = torch.nn.functional
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_products_of_all_layouts(dtype: torch.dtype) -> None:
+    """Narrow products are written in another way. Each is an output, and read by other operators."""
+    pairs = []
+    for (m, k, n), first, second in itertools.product(
+        [(64, 32, 2), (70, 33, 8), (64, 1, 3), (64, 0, 3)],
+        [False, True],
+        [False, True],
+    ):
+        a, b = torch.randn(m, k, dtype=dtype), torch.randn(k, n, dtype=dtype)
+        pairs += [a.t().contiguous().t() if first else a, b.t().contiguous().t() if second else b]
+
+    def products(pairs: list[Tensor]) -> list[Tensor]:
+        found = [torch.mm(a, b) for a, b in zip(pairs[::2], pairs[1::2])]
+        return found + [torch.exp(-(x**2)).sum(0) for x in found[:2]]
+
+    found, expected = mg.compile(products, fullgraph=True)(pairs), products(pairs)
+    assert [x.stride() for x in found] == [x.stride() for x in expected]
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_silu(dtype: torch.dtype) -> None:
+    x = torch.tensor(
+        [0.0, -0.0, 1, -1, 5, -20, 60, -60, 100, -100, 1e3, -1e3, torch.inf, -torch.inf, torch.nan], dtype=dtype
+    )
+    found, expected = mg.compile(F.silu, fullgraph=True)(x), F.silu(x)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    assert torch.equal(found.signbit()[:2], expected.signbit()[:2])
+
+
+def test_equal_results_share_no_memory() -> None:
+    def twice(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return torch.sigmoid(x), torch.sigmoid(x), torch.sigmoid(x).sum()
+
+    first, second, total = mg.compile(twice, fullgraph=True)(torch.zeros(4))
+    first.zero_()
+    assert second.tolist() == [0.5] * 4
+    assert total == 2

@@ -1,0 +1,107 @@
+"""How a graph is run: compiled by inductor, or operator by operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx
+
+from ..core.calls_in_graphs import bodies
+from ..core.internals import Sizes, compiled, inductors, is_symbol
+from ..core.rule import ops
+from . import graphs
+
+__all__ = ["by_inductor", "by_operators"]
+
+Run = Callable[[list[Any]], Sequence[Any]]
+aten = torch.ops.aten
+
+
+class Lowered(Protocol):
+    """What is run: a `function.Function`.
+
+    Attributes:
+        graph: of ATen operators.
+        fakes: its arguments.
+        sizes: those that the graph leaves open, if it has ``places`` for them.
+        places: where the arguments have them.
+    """
+
+    graph: fx.GraphModule
+    fakes: list[Tensor]
+    sizes: Sizes
+    places: tuple[tuple[int, int], ...]
+
+
+def by_inductor(function: Lowered) -> Run:
+    """Compile a graph: a function of a list of the open sizes and the tensors. It empties the list."""
+    fused = {formula.op: formula.reference for name in _FUSED if (formula := ops.get(name))}
+    graph, sizes = function.graph, function.sizes
+    numbers = sizes.numbers if function.places else ()
+    arguments = [*numbers, *function.fakes]
+    plain = graphs.trace(
+        lambda *flat: graph(*flat[len(numbers) :]),
+        arguments,
+        sizes.mode,
+        decompose={**fused, **_FASTER, **bodies},
+    )
+    _computed_once(plain)
+    return compiled(graphs.expanded_apart(graphs.without_stops(plain)), arguments, sizes.mode)
+
+
+def by_operators(function: Lowered) -> Run:
+    """The same, operator by operator. It leaves the list as it is."""
+    graph, count = function.graph, len(function.places)
+
+    def run(values: list[Any]) -> Sequence[Any]:
+        with torch.no_grad():
+            return graph(*values[count:])
+
+    return run
+
+
+# Formulas whose kernels save memory traffic, if each operator runs separately. Inductor fuses their bodies instead.
+_FUSED = (
+    "complex_sign", "constant", "native_batch_norm_backward", "native_layer_norm_backward", "norm_backward",
+    "weight_norm_backward",
+)  # fmt: skip
+
+
+def _mm(a: Tensor, b: Tensor) -> Tensor:
+    """Products that BLAS is slow for, written in another way."""
+    (m, k), n = a.shape, b.shape[1]
+    if not _is_wide(a) or a.device.type != "cpu" or any(map(is_symbol, (m, k, n))):
+        return inductors("mm")(a, b)
+    if k == 1:  # fused with what reads it
+        return a * b
+    # MKL multiplies by a few columns up to 30 times slower than by a few rows, unless both matrices are read along k.
+    if 1 < n <= 8 and m >= 64 and k >= 32 and not (a.stride(1) == 1 and b.stride(0) == 1):
+        return torch.mm(b.t(), a.t()).t().contiguous()
+    return inductors("mm")(a, b)
+
+
+def _silu(x: Tensor) -> Tensor:
+    """With the sigmoid that its derivatives need, too."""
+    return x * torch.sigmoid(x) if _is_wide(x) else inductors("silu")(x)
+
+
+_FASTER: dict[Any, Callable[..., Any]] = {aten.mm.default: _mm, aten.silu.default: _silu}
+
+
+def _computed_once(graph: fx.GraphModule) -> None:
+    """Have equal exponentials computed once. Inductor keeps these if there are several readers; others it computes again."""
+    known: dict[Any, fx.Node] = {}
+    for node in graph.graph.nodes:
+        if node.target in (aten.sigmoid.default, aten.exp.default) and _is_wide(node.meta["val"]):
+            first = known.setdefault((node.target, node.args[0]), node)
+            if first is not node:  # outputs share no memory
+                node.replace_all_uses_with(first, delete_user_cb=lambda user: user.op != "output")
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+
+
+def _is_wide(x: Tensor) -> bool:
+    """Whether nothing is lost by a result that is rounded to the dtype: fused operators keep half precision in float32."""
+    return x.dtype in (torch.float32, torch.float64)
