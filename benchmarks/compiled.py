@@ -56,6 +56,16 @@ def gradient_of(call: Callable[..., Tensor], x: Tensor) -> tuple[Tensor, Tensor]
     return value, gradient
 
 
+def training(model: nn.Module, value_of: Callable[[], Tensor]) -> Step:
+    """The gradients of a loss."""
+
+    def run() -> None:
+        model.zero_grad()
+        value_of().backward()
+
+    return run
+
+
 def pulled_inside(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """The loss of values and gradients, restructured so that PyTorch's compiler sees one function."""
 
@@ -75,31 +85,28 @@ def second_order(model: nn.Module, x: Tensor, loss: Callable[[Tensor, Tensor], T
     compiled, restructured = mg.compile(model, dynamic=False), pulled_inside(model, loss)
     whole = mg.compile(lambda x: loss(*gradient_of(model, x)), dynamic=False, fullgraph=True)
 
-    def step(value_of: Callable[[], Tensor]) -> Step:
-        def run() -> None:
-            model.zero_grad()
-            value_of().backward()
-
-        return run
-
     return {
-        "eager": step(lambda: loss(*gradient_of(model, x))),
-        "restructured": step(lambda: restructured(x)),
-        "model": step(lambda: loss(*gradient_of(compiled, x))),
-        "loss": step(lambda: whole(x)),
+        "eager": training(model, lambda: loss(*gradient_of(model, x))),
+        "restructured": training(model, lambda: restructured(x)),
+        "model": training(model, lambda: loss(*gradient_of(compiled, x))),
+        "loss": training(model, lambda: whole(x)),
     }
 
 
+class Recurrent(nn.LSTM):
+    """The outputs of an LSTM."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x)[0]
+
+
 def first_order(model: nn.Module, x: Tensor) -> dict[str, Step]:
-    def step(call: Callable[[Tensor], Tensor]) -> Step:
-        def run() -> None:
-            model.zero_grad()
-            call(x).pow(2).mean().backward()
-
-        return run
-
-    stock = torch.compile(model, dynamic=False)
-    return {"eager": step(model), "restructured": step(stock), "model": step(mg.compile(model, dynamic=False))}
+    calls: dict[str, Callable[[Tensor], Tensor]] = {
+        "eager": model,
+        "restructured": torch.compile(model, dynamic=False),
+        "model": mg.compile(model, dynamic=False),
+    }
+    return {name: training(model, lambda call=call: call(x).pow(2).mean()) for name, call in calls.items()}  # type: ignore[misc]
 
 
 def potential() -> dict[str, Step]:
@@ -113,10 +120,15 @@ def critic() -> dict[str, Step]:
     return second_order(net, torch.randn(64, 32), penalty)
 
 
-def laplacian() -> dict[str, Step]:
-    """Poisson's equation in two dimensions by two nested gradients."""
+def solution() -> tuple[nn.Module, Tensor]:
+    """Of Poisson's equation in two dimensions, and points."""
     net = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
-    x = torch.rand(256, 2)
+    return net, torch.rand(256, 2)
+
+
+def laplacian() -> dict[str, Step]:
+    """By two nested gradients."""
+    net, x = solution()
 
     def residual(call: Callable[..., Tensor], x: Tensor) -> Tensor:
         x = x.detach().requires_grad_()
@@ -135,19 +147,24 @@ def laplacian() -> dict[str, Step]:
     ours, compiled = mg.compile(net, dynamic=False), torch.compile(inside, dynamic=False)
     whole = mg.compile(lambda x: residual(net, x), dynamic=False, fullgraph=True)
 
-    def step(value_of: Callable[[], Tensor]) -> Step:
-        def run() -> None:
-            net.zero_grad()
-            value_of().backward()
-
-        return run
-
     return {
-        "eager": step(lambda: residual(net, x)),
-        "restructured": step(lambda: compiled(dict(net.named_parameters()), x)),
-        "model": step(lambda: residual(ours, x)),
-        "loss": step(lambda: whole(x)),
+        "eager": training(net, lambda: residual(net, x)),
+        "restructured": training(net, lambda: compiled(dict(net.named_parameters()), x)),
+        "model": training(net, lambda: residual(ours, x)),
+        "loss": training(net, lambda: whole(x)),
     }
+
+
+def laplacian_by_series() -> dict[str, Step]:
+    """By Taylor series."""
+    net, x = solution()
+
+    def residual() -> Tensor:
+        return (mg.forward_ad.laplacian(net, batch_dims=1)(x) + 1).pow(2).mean()
+
+    whole = mg.compile(residual, dynamic=False, fullgraph=True)
+
+    return {"eager": training(net, residual), "loss": training(net, whole)}
 
 
 def hessian_vector() -> dict[str, Step]:
@@ -187,9 +204,11 @@ PROGRAMS: dict[tuple[str, str], Callable[[], dict[str, Step]]] = {
     ("energy and forces", "24 atoms"): potential,
     ("gradient penalty", "64 x 32"): critic,
     ("Laplacian", "256 points"): laplacian,
+    ("Laplacian by series", "256 points"): laplacian_by_series,
     ("Hessian-vector product", "2 transformer blocks"): hessian_vector,
     ("first order", "transformer, width 64"): lambda: first_order(TransformerBlock(64, 4), torch.randn(4, 16, 64)),
     ("first order", "ResNet, 16 channels"): lambda: first_order(ResidualBlock(16), torch.randn(4, 16, 16, 16)),
+    ("first order", "LSTM, 2 layers, width 32"): lambda: first_order(Recurrent(16, 32, 2), torch.randn(12, 4, 16)),
 }
 
 
