@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -52,3 +53,24 @@ def test_equal_results_share_no_memory() -> None:
     first.zero_()
     assert second.tolist() == [0.5] * 4
     assert total == 2
+
+
+def _sums_of_rows(x: Tensor) -> Tensor:
+    first, second = torch.tensor([0, 2, 0]), torch.tensor([1, 1])
+    return x[first].pow(2).sum() + x.index_add(0, second, x[:2] ** 2).pow(2).sum()
+
+
+def _sorted(x: Tensor) -> Tensor:
+    return x.sort(-1)[0].cumsum(-1).pow(2).sum() + x.topk(2)[0].pow(3).sum() + x.cumprod(1).sum()
+
+
+@pytest.mark.parametrize("function", [_sums_of_rows, _sorted])
+def test_fused_kernels_read_sums_after_their_terms(function: Callable[[Tensor], Tensor]) -> None:
+    """Inductor put the scattered terms after a loop that reads the sum."""
+    found = []
+    for f in (function, mg.compile(function, fullgraph=True)):
+        x = torch.linspace(-1, 2, 36, dtype=torch.float64).sin().view(6, 6).requires_grad_()
+        (first,) = torch.autograd.grad(f(x), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), x)
+        found.append((first, second))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-12)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._ops import HigherOrderOperator, OpOverload
+from torch.utils._ordered_set import OrderedSet
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .functorch import saved_tensors_unhooked
@@ -132,8 +134,35 @@ def compiled(graph: torch.fx.GraphModule, fakes: Sequence[Any], mode: Any) -> Ca
 
     # On the CPU a small graph spends a good part of its time in the code that calls its kernels.
     in_cpp = {"cpp_wrapper": True} if all(x.device.type == "cpu" for x in fakes if isinstance(x, torch.Tensor)) else {}
-    with tracing(TracingContext(mode)), torch.no_grad(), config.patch(in_cpp):
+    with tracing(TracingContext(mode)), torch.no_grad(), config.patch(in_cpp), _writes_in_order():
         return compile_fx_inner(graph, fakes, is_inference=True)
+
+
+@contextlib.contextmanager
+def _writes_in_order() -> Iterator[None]:
+    """Let inductor keep reads after the writes that they wait for.
+
+    When it changes a node's loops to those of another node, it analyzes anew what the node reads, and forgets which version
+    of a buffer that is. A fused kernel may then read a sum before the terms that ``index_put`` adds.
+    """
+    from torch._inductor.dependencies import StarDep, WeakDep  # importing the compiler is slow
+    from torch._inductor.scheduler import SchedulerNode  # importing the compiler is slow
+
+    config: Any = torch.compiler.config
+    recompute: Any = SchedulerNode.recompute_size_and_body
+
+    @functools.wraps(recompute)
+    def recompute_in_order(self: Any, *args: Any, **kwargs: Any) -> None:
+        ordering = OrderedSet(dep for dep in self.read_writes.reads if isinstance(dep, (StarDep, WeakDep)))
+        recompute(self, *args, **kwargs)
+        self.set_read_writes(self.read_writes.with_read(ordering).rename(self.mutation_renames))
+
+    SchedulerNode.recompute_size_and_body = recompute_in_order  # type: ignore[method-assign]
+    try:  # the tag keeps apart on disk what PyTorch compiles from the same graph
+        with config.patch(cache_key_tag=f"{config.cache_key_tag}|writes in order"):
+            yield
+    finally:
+        SchedulerNode.recompute_size_and_body = recompute  # type: ignore[method-assign]
 
 
 def inductors(name: str) -> Callable[..., Any]:
