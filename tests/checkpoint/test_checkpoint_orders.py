@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers.modes import MODES, derivatives
 from helpers.tensors import close, random
+from torch.autograd import forward_ad as fwAD
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.nn import functional as F
 
@@ -243,6 +244,61 @@ def test_second_derivatives_of_a_transformer():
             second = torch.autograd.grad(first.square().sum(), [x, *net.parameters()], allow_unused=True)
         found.append([first, *[g for g in second if g is not None]])
     close(*found, rtol=1e-10)
+
+
+DROPOUTS = {
+    "functional": lambda x: F.dropout(x, 0.4),
+    "by keyword": lambda x: F.dropout(input=x, p=0.4, training=True),
+    "operator": lambda x: torch.dropout(x, 0.4, True),
+    "in place": lambda x: F.dropout(x * 1, 0.4, inplace=True),
+    "operator in place": lambda x: torch.dropout_(x * 1, 0.4, train=True),
+    "module": torch.nn.Dropout(0.4),
+    "of channels": torch.nn.Dropout1d(0.4),
+    "after a layer norm": lambda x: F.dropout(F.layer_norm(F.dropout(x, 0.4).sin(), (4,)), 0.4),
+    "in evaluation": lambda x: F.dropout(x, 0.4, False) + F.dropout(x, 0.0) + torch.dropout(x, p=0.4, train=False),
+    "transformer": Block(4, 0.4).to(F64),
+}
+
+
+@pytest.mark.parametrize("name", DROPOUTS)
+def test_a_mask_is_the_same_in_every_derivative(name):
+    """PyTorch draws other masks under torch.func if a tensor is not contiguous. The function is quadratic, or nearly."""
+    linear = torch.nn.Linear(4, 4).to(F64)
+    block = mg.checkpoint(lambda x: DROPOUTS[name](linear(x).transpose(0, 1)))
+    x, v = random(2, 3, 4), random(2, 3, 4, seed=1)
+
+    def f(x):
+        torch.manual_seed(0)
+        return block(x).square().sum()
+
+    def slope(x):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(f(x), x)[0]
+
+    def dual(g):
+        with fwAD.dual_level():
+            return fwAD.unpack_dual(g(fwAD.make_dual(x, v))).tangent.detach()
+
+    h = 1e-5
+    with mg.override(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        first, second = ((g(x + h * v) - g(x - h * v)).detach() / (2 * h) for g in (f, slope))
+        y = x.clone().requires_grad_()
+        (g,) = torch.autograd.grad(f(y), y, create_graph=True)
+        (reverse,) = torch.autograd.grad(g, y, v)
+        with fwAD.dual_level():  # forward mode enters after the call
+            (g,) = torch.autograd.grad(f(y), y, create_graph=True)
+            (late,) = torch.autograd.grad((g * v).sum(), y)
+        for found, expected in (
+            (jvp(f, (x,), (v,))[1], first),
+            (dual(f), first),
+            (grad(f)(x), slope(x)),
+            (reverse, second),
+            (late, second),
+            (jvp(grad(f), (x,), (v,))[1], second),
+            (grad(lambda x: jvp(f, (x,), (v,))[1])(x), second),
+            (dual(grad(f)), second),
+        ):
+            close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_parameters_by_functional_call():

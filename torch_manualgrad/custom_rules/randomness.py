@@ -8,11 +8,65 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from ..core.internals import PLAIN, calls_seen, is_traced_to_graph, value_of
+from ..core.internals import PLAIN, calls_seen, in_functorch, is_batched, is_traced_to_graph, value_of
 
 __all__ = ["RandomState"]
+
+
+class _Dropout(TorchFunctionMode):
+    """Dropout draws the same masks when a function is called and when it is computed again.
+
+    PyTorch fills a mask in the order of memory, which may differ under ``torch.func``, or in the order of the dimensions there.
+
+    Args:
+        layouts: for each call of dropout the strides of the mask, None if it is PyTorch's own.
+        is_again: the function is computed again. Otherwise the list is filled.
+    """
+
+    def __init__(self, layouts: list[tuple[int, ...] | None], is_again: bool) -> None:
+        super().__init__()
+        self.layouts, self._again = layouts, iter(layouts) if is_again else None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        return self._dropped(func, *args, **kwargs) if func in _DROPOUTS else func(*args, **kwargs)
+
+    def _dropped(
+        self, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, **by_name: Any
+    ) -> Tensor:
+        training = by_name.get("train", training)
+        if not training or not 0 < p < 1:
+            return self._as_pytorch(func, input, p, training, inplace)
+        if self._again is None:
+            layout = None if is_batched(input) else _dense(input)
+            self.layouts.append(layout)
+        else:
+            layout = next(self._again, None)
+        if layout is None or not in_functorch() and layout == input.stride():
+            return self._as_pytorch(func, input, p, training, inplace)
+        mask = torch.empty_strided(input.shape, layout, dtype=input.dtype, device=input.device)
+        mask.bernoulli_(1 - p).div_(1 - p)
+        return input.mul_(mask) if inplace or func == torch.dropout_ else input * mask
+
+    @staticmethod
+    def _as_pytorch(func: Any, input: Tensor, p: float, training: bool, inplace: bool) -> Tensor:
+        found: Tensor = func(input, p, training, *([inplace] if func is functional.dropout else []))
+        return found
+
+
+def _dense(x: Tensor) -> tuple[int, ...]:
+    """Strides without gaps, in the order of those of ``x``."""
+    strides, step = [0] * x.dim(), 1
+    for d in sorted(range(x.dim()), key=lambda d: (x.stride(d), -d)):
+        strides[d], step = step, step * x.shape[d]
+    return tuple(strides)
+
+
+_DROPOUTS = (functional.dropout, torch.dropout, torch.dropout_)
 
 
 class RandomState:
@@ -30,6 +84,7 @@ class RandomState:
         self._kind = found[0].device.type if found else None
         self._devices, self._states = get_device_states(*found) if found else ([], [])
         self._used = False
+        self._layouts: list[tuple[int, ...] | None] = []
         self._abstract = any(type(value_of(x)) not in PLAIN for x in tensors)
 
     @contextmanager
@@ -39,7 +94,8 @@ class RandomState:
             with calls_seen(self._see):
                 yield
             return
-        yield
+        with _Dropout(self._layouts, is_again=False):
+            yield
         same = torch.equal(self._cpu, torch.get_rng_state())
         if same and self._kind is not None:
             module = torch.get_device_module(self._kind)
@@ -68,4 +124,5 @@ class RandomState:
             torch.set_rng_state(self._cpu)
             if self._kind is not None:
                 set_device_states(self._devices, self._states, device_type=self._kind)
-            yield
+            with _Dropout(self._layouts, is_again=True):
+                yield

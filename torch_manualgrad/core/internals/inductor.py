@@ -140,10 +140,11 @@ def compiled(graph: torch.fx.GraphModule, fakes: Sequence[Any], mode: Any) -> Ca
 
 @contextlib.contextmanager
 def _writes_in_order() -> Iterator[None]:
-    """Let inductor keep reads after the writes that they wait for.
+    """Let inductor keep reads after the writes that they depend on.
 
-    When it changes a node's loops to those of another node, it analyzes anew what the node reads, and forgets which version
-    of a buffer that is. A fused kernel may then read a sum before the terms that ``index_put`` adds.
+    When it fits a node's loops to those of another node, it analyzes again what the node reads, and loses which version of a
+    buffer that is. A fused kernel may then read a sum before ``index_put`` has added the terms (pytorch/pytorch #185509, fixed
+    after torch 2.13).
     """
     from torch._inductor.dependencies import StarDep, WeakDep  # importing the compiler is slow
     from torch._inductor.scheduler import SchedulerNode  # importing the compiler is slow
