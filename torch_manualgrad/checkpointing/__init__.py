@@ -1,4 +1,4 @@
-"""Functions whose intermediate results are computed again in the backward: less memory, in all modes and at every order."""
+"""Functions whose intermediate results the backward recomputes: less memory, in all modes and at every order."""
 
 from .function import checkpoint
 from .policies import Policy, checkpoint_name, save_budget, save_names, save_products

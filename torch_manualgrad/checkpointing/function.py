@@ -1,4 +1,4 @@
-"""`checkpoint`, and its calls: with arguments, tensors that the function reads, random numbers and a policy."""
+"""`checkpoint` and its calls: arguments, tensors that the function reads, random numbers and a policy."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from .program import Recomputed
 
 __all__ = ["checkpoint"]
 
-_SMALL = 16384  # elements of a buffer that is copied in each call
+_SMALL = 16384  # the most elements of a buffer that is copied in each call
 
 _GRAPH = "torch_manualgrad.checkpoint runs outside of compiled graphs"
 
 
 class _Reading(Watch):
-    """A context in which a function reads other tensors in place of those that it can reach.
+    """A context that replaces the tensors that a function can reach.
 
     Args:
-        what: the function in errors.
+        what: the name of the function in errors.
         values: the tensor for each original, by the id of this.
-        known: tensors that are followed, by their ids, with names.
+        known: tracked tensors, by their ids, with names.
         detached: as in `Watch`.
         changed: the names of buffers that have changed since the call, by their ids: reading one raises.
     """
@@ -63,7 +63,7 @@ class _Reading(Watch):
         advice = "Pass it as an argument, so that it is differentiated."
         super().__init__(what, known, advice, detached)
         self.values, self.changed = values, changed
-        self.leaves: dict[int, weakref.ref[Tensor]] = {}  # that the function has made
+        self.leaves: dict[int, weakref.ref[Tensor]] = {}  # made by the function
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.values or self.changed:
@@ -76,14 +76,14 @@ class _Reading(Watch):
             for x in (
                 *given,
                 found,
-            ):  # also one that begins to require grad; not one that passes through, as contiguous
+            ):  # also one that begins to require grad; not one that is returned unchanged, as by contiguous
                 if isinstance(x, Tensor) and x.requires_grad and x.is_leaf and id(x) not in tracked:
                     self.leaves[id(x)] = weakref.ref(x)
             return found
         return super().__torch_function__(func, types, args, kwargs)
 
     def replaced(self, x: Any) -> Any:
-        """What is read in place of ``x``."""
+        """The replacement of ``x``."""
         if isinstance(x, Tensor):
             if id(x) in self.changed:
                 raise RuntimeError(
@@ -102,13 +102,13 @@ class _Call(Recomputed):
     Args:
         function: called.
         tree: all arguments, as ``(args, kwargs)``.
-        known: the tensors that the function can reach and that are followed, with their places among the inputs.
+        known: the tracked tensors that the function can reach, with their places among the inputs.
         needs: for each input whether autograd tracks it.
         policy: what to save, or None.
         name: of the function, in errors.
         held: the tensors of the modules that the function can reach.
         modes: these modules, and whether each is in training.
-        plain: whether no transform and no dual level is near the call.
+        plain: whether no transform and no dual level is active in the call.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class _Call(Recomputed):
         return _Reading(self.name, read, self._known, detached, changed)
 
     def _called(self, function: Callable[..., Any], values: Sequence[Any], reading: _Reading) -> Any:
-        """The result of the user's function, at these arguments and at these values of what it reads."""
+        """The result of the user's function, for these arguments and these values of the tensors that it reads."""
         args, kwargs = self.tree.join(values[: self._count])
         with contextlib.ExitStack() as stack:
             stack.enter_context(reading)
@@ -164,7 +164,7 @@ class _Call(Recomputed):
         self._random = RandomState(tensors, self.name)
         kept: list[Tensor] = []
         if self._plain:
-            # with a graph, as in the backward: PyTorch may call other operators without one
+            # with a graph, as in the backward: without one PyTorch may call different operators
             read = [x.detach().requires_grad_(yes) for x, yes in zip(tensors, self._needs)]
             versions = [_version(x) for x in read[: self._count]]
             reading = self._reading(read, False, {})
@@ -179,7 +179,7 @@ class _Call(Recomputed):
                     )
             self._check_graph(result_tree(out, self.name).tensors, read, reading)
             self._written = {id(x) for x, version in self._versions if _version(x) != version}
-            for x in read:  # the graph is of this call alone: the backward makes its own
+            for x in read:  # the graph belongs to this call only: the backward makes its own
                 if x.requires_grad:
                     x.register_hook(self._refuse_gradient)
             if isinstance(log, Log):
@@ -217,7 +217,7 @@ class _Call(Recomputed):
         )
 
     def _check_graph(self, results: Values, read: Values, reading: _Reading) -> None:
-        """Raise if the results depend on a tensor that is no input and was not made in the call, by its graph."""
+        """Raise if the graph of the results has a tensor that is not an input and was not made in the call."""
         inputs = {id(x) for x in read} | {i for i, leaf in reading.leaves.items() if leaf() is not None}
         nodes = [x.grad_fn for x in results]
         seen = set()
@@ -238,7 +238,7 @@ class _Call(Recomputed):
 
 
 def _held_by(objects: Iterable[Any]) -> list[tuple[dict[str, Any], str, Any]]:
-    """The parameters and buffers of the modules among some objects: the dictionaries that have them, and their keys."""
+    """The parameters and buffers of the modules among some objects, with their dictionaries and keys."""
     found: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
     for thing in objects:
         if isinstance(thing, torch.nn.Module):
@@ -265,7 +265,7 @@ def _version(x: Tensor) -> int:
 def _put_back(
     held: Sequence[tuple[dict[str, Any], str, Any]], modes: Sequence[tuple[torch.nn.Module, bool]]
 ) -> Iterator[None]:
-    """In the context modules have these tensors again, which ``torch.func.functional_call`` may have taken away, and modes."""
+    """A context that restores tensors and modes of modules; ``torch.func.functional_call`` may have removed them."""
     before = [(tensors, key, tensors.get(key)) for tensors, key, _ in held]
     now = [(module, module.training) for module, _ in modes]
     _set(held)
@@ -290,29 +290,29 @@ def _set(held: Sequence[tuple[dict[str, Any], str, Any]]) -> None:
 
 
 def checkpoint(f: Callable[..., Any], policy: Policy | None = None) -> Callable[..., Any]:
-    """The same function, with less memory: the graph keeps its arguments, and a backward computes the rest again.
+    """The same function with less memory: the graph keeps the arguments, and the backward recomputes the rest.
 
     It works in all modes, at every order, under torch.func and ``vmap``, and nested. A derivative is a function of the same kind,
-    so that second derivatives save memory too. Without reverse mode, the function is called as it is.
+    so second derivatives save memory too. Without reverse mode, the function is called directly.
 
         block = mg.checkpoint(net.block)
         loss(block(x)).backward()
 
     Args:
         f: a function or module of pytrees. Tensors that it reads by closure, as globals or as attributes, such as the
-            parameters of a module, are differentiated. It must do the same each time for the same arguments. Random numbers are drawn
-            again as in the first call.
-        policy: which results are saved and not computed again: `checkpointing.save_products`, `checkpointing.save_names`
-            or `checkpointing.save_budget`. None saves nothing. Policies act in the first backward of ``torch.autograd``;
-            elsewhere everything is computed again.
+            parameters of a module, are differentiated. It must do the same each time for the same arguments. The
+            recomputation draws the same random numbers.
+        policy: the results that are saved instead of recomputed: `checkpointing.save_products`,
+            `checkpointing.save_names` or `checkpointing.save_budget`. None saves nothing. Policies act in the first
+            backward of ``torch.autograd``; elsewhere everything is recomputed.
 
     Returns:
         The function.
 
     Raises:
-        TypeError: f is no function, or policy no policy.
-        HiddenTensorError: in a call: f reads a tensor that is followed, and that is not found. Pass it as an argument.
-        RuntimeError: in a backward with a policy: f called other operators than before.
+        TypeError: f is not a function, or policy is not a policy.
+        HiddenTensorError: in a call: f reads a tracked tensor that was not found. Pass it as an argument.
+        RuntimeError: in a backward with a policy: f called different operators than in the forward.
 
     References:
         ``jax.checkpoint``; Chen et al., Training Deep Nets with Sublinear Memory Cost, arXiv:1604.06174.
@@ -325,7 +325,7 @@ def checkpoint(f: Callable[..., Any], policy: Policy | None = None) -> Callable[
 
     @functools.wraps(f, updated=())
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
-        if is_exporting():  # a program has operators alone
+        if is_exporting():  # an exported program has only operators
             return f(*args, **kwargs)
         if torch.compiler.is_dynamo_compiling() and takes(policy):
             return in_graph(f, policy, args, kwargs)
@@ -348,7 +348,7 @@ def _checkpointed(
     others = [(x, "an argument") for x in tree.leaves if not isinstance(x, Tensor)]
     reached: dict[int, Any] = {}
     if isinstance(f, torch.nn.Module) and any(map(is_lazy, f.parameters())):
-        return f(*args, **kwargs)  # whose first call makes its parameters
+        return f(*args, **kwargs)  # a lazy module, whose first call makes its parameters
     known = suspects([(f, name), *others], reached)
     inputs, places = [substituted(x) for x in tensors], []
     for original, _ in known.values():

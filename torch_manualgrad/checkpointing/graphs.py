@@ -1,4 +1,4 @@
-"""Checkpoints in compiled functions: Dynamo traces them as those of PyTorch, which compilers know."""
+"""Checkpoints in compiled functions: Dynamo traces them like PyTorch's checkpoints, which compilers support."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def _in_transform() -> bool:
 
 
 def takes(policy: Policy | None) -> bool:
-    """Whether the compiler of the graph that is traced can follow a policy; one that looks at a whole region only ours can."""
+    """Whether the compiler of the traced graph supports a policy; only ours supports one for whole regions."""
     return policy is None or policy.saves is not None or graph_is_for("torch_manualgrad.compiling.backend")
 
 
 def in_graph(f: Callable[..., Any], policy: Policy | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """A call of a function, whose results a backward of the compiled function computes again.
+    """A call of a function whose results the backward of the compiled function recomputes.
 
     Args:
         f: the function.
@@ -32,7 +32,7 @@ def in_graph(f: Callable[..., Any], policy: Policy | None, args: Sequence[Any], 
         args: of the call.
         kwargs: of the call.
     """
-    if _in_transform():  # the derivative is in the graph, which the compiler partitions as a whole
+    if _in_transform():  # the graph includes the derivative, and the compiler partitions it as a whole
         return f(*args, **kwargs)
     if policy is None:
         return checkpoint(lambda: f(*args, **kwargs), use_reentrant=False)

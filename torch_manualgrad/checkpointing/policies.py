@@ -1,4 +1,4 @@
-"""Which results of a function are saved in the forward, so that the backward does not compute them again."""
+"""Policies select the results that the forward saves, so that the backward does not recompute them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Choice = Callable[["Sequence[Any]"], "Sequence[Any]"]
 
 
 class Policy:
-    """Which results are saved; `save_products`, `save_names` and `save_budget` are policies.
+    """Selects the results to save; `save_products`, `save_names` and `save_budget` are policies.
 
     Args:
         name: in ``repr``.
         choose: selects among the events of a call.
-        considers: whether the result of an operator may be chosen; others are not held until the end of the call.
+        considers: whether the result of an operator may be chosen; others are not kept until the end of the call.
         saves: ``(op, args) -> bool``, whether the result of a call in a graph is saved; None if that depends on other calls.
 
     Attributes:
@@ -70,7 +70,8 @@ class _InGraphs:
 
     @property
     def of_region(self) -> Callable[[Sequence[tuple[Any, Any, Any, Any]]], list[bool]] | None:
-        """Whether the result of each call of a region is saved, ``(op, args, kwargs, result)``; None if calls alone decide."""
+        """Whether each call ``(op, args, kwargs, result)`` of a region has its result saved; None if calls decide
+        alone."""
         return None if self.policy.saves is not None else self._chosen
 
     def _chosen(self, calls: Sequence[tuple[Any, Any, Any, Any]]) -> list[bool]:
@@ -85,7 +86,7 @@ class _InGraphs:
         return [i in chosen for i in range(len(calls))]
 
 
-#: Saves what costs most to compute again: matrix products, convolutions and attention.
+#: Saves the results that cost most to recompute: matrix products, convolutions and attention.
 save_products = Policy(
     "save_products",
     lambda events: events,
@@ -101,7 +102,7 @@ def save_names(*names: str) -> Policy:
         names: those of the tensors to save.
 
     Raises:
-        TypeError: one is no string.
+        TypeError: one is not a string.
     """
     for name in names:
         if not isinstance(name, str):
@@ -115,13 +116,13 @@ def save_names(*names: str) -> Policy:
 
 
 def save_budget(limit: int) -> Policy:
-    """A policy that saves matrix products, convolutions and attention, at most so many bytes in each call.
+    """A policy that saves matrix products, convolutions and attention, at most ``limit`` bytes in each call.
 
-    Those with most floating point operations for each byte come first. The operations are those that
-    ``torch.utils.flop_counter`` counts in the call.
+    Those with the most floating point operations per byte come first, as ``torch.utils.flop_counter`` counts them in
+    the call.
 
     Args:
-        limit: of the bytes.
+        limit: the largest number of bytes.
 
     Raises:
         ArgumentError: a negative number.
@@ -159,14 +160,14 @@ def _(inputs: Any, output: Any) -> Any:
 
 
 def checkpoint_name(x: Tensor, name: str) -> Tensor:
-    """Give a tensor a name, for `save_names`. Elsewhere this is the identity, and returns its argument; in a graph a copy.
+    """Name a tensor, for `save_names`. Otherwise this is the identity, and returns its argument; in a graph a copy.
 
     Args:
         x: any tensor.
         name: several tensors may have the same.
 
     Raises:
-        TypeError: the name is no string.
+        TypeError: the name is not a string.
     """
     if not isinstance(name, str):
         raise TypeError(f"name: expected a string, got {name!r}")
@@ -232,7 +233,7 @@ def _makes_tensors(op: Any) -> bool:
 
 
 class Log(DispatchMode):
-    """Sees the calls of operators in a function, and chooses whose results are saved.
+    """Records the operator calls of a function, and chooses the results to save.
 
     Args:
         policy: that chooses.
@@ -246,7 +247,7 @@ class Log(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if not _makes_tensors(func):  # such as detach, which autograd calls or not
+        if not _makes_tensors(func):  # such as detach, which autograd may or may not call
             return result
         index, self.count = self.count, self.count + 1
         if self.policy.considers(func):
@@ -290,12 +291,12 @@ class Log(DispatchMode):
 
 
 class Replay(DispatchMode):
-    """Returns saved results in place of calling the operators again.
+    """Returns saved results instead of calling the operators again.
 
     Args:
         tensors: the saved ones.
         calls: as `Log.chosen` returns them.
-        what: the function, in errors.
+        what: the name of the function in errors.
     """
 
     def __init__(self, tensors: Sequence[Tensor], calls: Sequence[tuple[int, Any, Any, int]], what: str) -> None:
@@ -317,16 +318,16 @@ class Replay(DispatchMode):
         return pytree.tree_unflatten([x.detach() for x in tensors], spec)
 
     def check(self) -> None:
-        """Raise if not all calls came again.
+        """Raise if some calls were not repeated.
 
         Raises:
-            RuntimeError: some did not.
+            RuntimeError: some were not.
         """
         if self._saved:
             raise self.error("fewer operators")
 
     def error(self, found: str) -> RuntimeError:
-        """The error for a function that called something else."""
+        """The error for a function that called a different operator."""
         return RuntimeError(
             f"checkpoint: {self.what} was called again in the backward, and called {found}. It has to do the same for the same "
             "arguments; without a policy this is not checked"

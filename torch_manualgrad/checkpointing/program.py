@@ -1,7 +1,7 @@
-"""The program that keeps its inputs only, and is computed again by its derivatives.
+"""The program that keeps only its inputs, and is recomputed by its derivatives.
 
-A derivative is a program of the same kind: a vjp is a function of the inputs and the cotangents, which keeps these only when it
-is differentiated again.
+A derivative is a program of the same kind: a vjp is a function of the inputs and the cotangents, which keeps only these
+when it is differentiated again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Function = Callable[[Sequence[Any]], Sequence[Tensor]]
 
 
 class Recomputed(Program):
-    """A function of tensors whose derivatives compute it again.
+    """A function of tensors that its derivatives recompute.
 
     Args:
         function: of a sequence of tensors.
@@ -49,11 +49,11 @@ class Recomputed(Program):
         return range(self.outputs, count), range(inputs)
 
     def again(self, values: Sequence[Any], kept: Values) -> Sequence[Tensor]:
-        """The results of the function, computed again.
+        """The recomputed results of the function.
 
         Args:
             values: its arguments.
-            kept: what `run` returned after the results; empty if it is not to be used.
+            kept: the values that `run` returned after the results; empty if they must not be used.
         """
         return self.function(values)
 

@@ -35,7 +35,7 @@ def backend(
         graph: the graph.
         example_inputs: not read; each graph is traced at its first call with tensors of new shapes, dtypes or devices.
         lowering: "inductor", or "eager" to run graphs of ATen operators as they are, which compiles nothing.
-        fallback: run what cannot be compiled uncompiled, with a warning. Otherwise raise.
+        fallback: run unsupported programs uncompiled, with a warning. Otherwise raise.
         options: the last two by name, as ``torch.compile(options=...)`` passes them.
 
     Returns:
@@ -48,7 +48,7 @@ def backend(
     if chosen.lowering not in lowerings:
         raise ValueError(f"lowering: expected one of {', '.join(map(repr, lowerings))}, got {chosen.lowering!r}")
     chosen = chosen._replace(line=watching.line_of(graph))
-    if any(map(_has_wrong_shape, _nodes(graph))):  # which the graph, and the code around it, may hold as numbers
+    if any(map(_has_wrong_shape, _nodes(graph))):  # the graph, and the code around it, may hold them as numbers
         wrong = Unsupported("Dynamo of this torch is wrong about the shapes of torch.lstm")
         chosen.report("a function runs uncompiled", wrong)
         skip_frame(str(wrong))
@@ -69,8 +69,8 @@ def backend(
 def compile(function: Any = None, /, *, dynamic: bool | None = None, fullgraph: bool = False, **options: Any) -> Any:
     """``torch.compile`` with derivatives of every order, also under torch.func. Usable as a decorator.
 
-    Under a transform of torch.func, Dynamo is called with tensors that stand in for the arguments. The function must then be one
-    graph, or it runs uncompiled. Modules, and functions that `torch.compile` has compiled, run uncompiled under torch.func.
+    Under a transform of torch.func, Dynamo is called with stand-ins for the arguments. The function must then be one
+    graph, or it runs uncompiled. Modules, and functions compiled by `torch.compile`, run uncompiled under torch.func.
 
     Args:
         function: a function or module.
@@ -79,7 +79,7 @@ def compile(function: Any = None, /, *, dynamic: bool | None = None, fullgraph: 
         options: of `backend`.
 
     Returns:
-        What ``torch.compile`` returns.
+        The result of ``torch.compile``.
     """
     if function is None:
         return functools.partial(compile, dynamic=dynamic, fullgraph=fullgraph, **options)
@@ -104,7 +104,7 @@ def _nodes(graph: fx.GraphModule) -> Iterator[fx.Node]:
 
 
 def _has_wrong_shape(node: fx.Node) -> bool:
-    """Whether a node is an LSTM whose states have more than three dimensions, as in torch 2.10 those of a batch have."""
+    """Whether a node is an LSTM whose states have more than three dimensions, as batched ones do in torch 2.10."""
     found = node.meta.get("example_value") if node.target is torch.lstm else None
     return found is not None and found[1].dim() > 3
 
@@ -120,4 +120,4 @@ def _report(what: str) -> None:
 
 break_at_autograd_functions(_is_ours, _report)
 trace_gradients(_is_ours)
-compile_cache.settle()  # Dynamo is imported now: its guard has to be there before the first graph, which it would drop
+compile_cache.settle()  # Dynamo is imported now: its guard must be set before the first graph, which it would drop

@@ -1,8 +1,8 @@
-"""Calls of compiled functions without Python, but for the compiled graphs themselves: csrc/calls/graphs.h.
+"""Calls of compiled functions in C++; only the compiled graphs run in Python: csrc/calls/graphs.h.
 
-The library has of each function the strides of its arguments, and of each derivative which tensors it saves and which
-graph a backward runs. It makes the nodes of autograd's graph, and calls Python for each graph that runs. What is not a
-plain call, with open sizes, dual numbers, transforms or autocast, stays in Python, as everything does without the library.
+For each function the library has the strides of its arguments; for each derivative, the saved tensors and the graph of
+the backward. It makes autograd's nodes, and calls Python for each graph that runs. Calls with open sizes, dual numbers,
+transforms or autocast stay in Python, and so do all calls without the library.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ numbers = itertools.count(1)  # of functions and of their derivatives
 functions: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # `function.Function`, by number
 _rules: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # `function.Compiled`, by number
 run: dict[int, Callable[[list[Any]], Sequence[Any]]] = {}  # by the number of a function: its graph, once it is compiled
-# the call of a function by its number
+# the call of a function, by its number
 served: Any = None if calls_library is None else torch.ops.manualgrad_calls.graph
 
 
@@ -47,7 +47,7 @@ def _number_of(dtype: torch.dtype) -> int:
 
 
 def share_versions(outputs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Let writes to outputs count for the arguments, and other outputs, in whose memory they lie. Needs the library."""
+    """Let outputs share version counters with the arguments and outputs whose memory they share. Needs the library."""
     if calls_library is not None:
         torch.ops.manualgrad_calls.share_versions(outputs, values)
 
@@ -58,7 +58,7 @@ def _drop(number: int) -> None:
 
 
 def note_function(function: Any) -> bool:
-    """Tell the library of a function. Returns whether it serves the function's calls: not where sizes are open."""
+    """Register a function with the library. Returns whether the library makes its calls: not if sizes are open."""
     if calls_library is None or function.places:
         return False
     arguments: list[Any] = []
@@ -72,7 +72,7 @@ def note_function(function: Any) -> bool:
 
 
 def note_rule(derivative: Any) -> int:
-    """Tell the library of a derivative. Returns its number; -1 if it is for Python."""
+    """Register a derivative with the library. Returns its number; -1 if Python handles it."""
     if not derivative.forward.is_served:
         return -1
     number = next(numbers)
@@ -95,7 +95,7 @@ def note_rule(derivative: Any) -> int:
     return number
 
 
-# -- what the library asks ---------------------------------------------------------------------------------------------
+# -- callbacks of the library ------------------------------------------------------------------------------------------
 
 
 def _run(number: int, values: list[Tensor]) -> Sequence[Tensor]:

@@ -55,7 +55,7 @@ class Options(NamedTuple):
 
     Attributes:
         lowering: one of `lowerings`.
-        fallback: run what cannot be compiled uncompiled, with a warning; otherwise raise.
+        fallback: run unsupported programs uncompiled, with a warning; otherwise raise.
         line: of the program, for reports.
     """
 
@@ -64,7 +64,7 @@ class Options(NamedTuple):
     line: str = ""
 
     def report(self, what: str, error: Exception) -> None:
-        """Warn of what is not compiled, or raise."""
+        """Warn about a part that is not compiled, or raise."""
         if not self.fallback:
             raise error
         text = str(error).strip().partition("\n")[0]
@@ -73,17 +73,17 @@ class Options(NamedTuple):
 
 
 class Function:
-    """A functional graph, compiled when it is first run, and differentiated when a derivative is first asked for.
+    """A functional graph, compiled at its first run, and differentiated when a derivative is first needed.
 
-    A call is tracked by autograd at every level and mode, as an operator is.
+    Autograd tracks a call at every level and in every mode, like an operator.
 
     Attributes:
         graph: of ATen operators, flat.
         name: for graph nodes and errors.
         views: the outputs that may share memory with an argument.
         is_served: whether the compiled library makes its calls.
-        sizes: those that the graph leaves open.
-        places: for each of these the argument, and its dimension, that has it.
+        sizes: the open sizes of the graph.
+        places: for each of these the argument and dimension that has it.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Function:
         self.graph, self.sizes, self.name, self.options = graphs.reshaping(graph), sizes, name, options
         self.places = tuple(places)
         self.uncompiled = False
-        with sizes.mode:  # their own, as a traced value may be a view of another
+        with sizes.mode:  # the values' own, because a traced one may be a view of another
             self.fakes = [torch.empty_strided(x.shape, _dense(x), dtype=x.dtype, device=x.device) for x in fakes]
         self.number = next(calls.numbers)
         calls.functions[self.number] = self
@@ -183,11 +183,11 @@ class Function:
     # -- open sizes ---------------------------------------------------------------------------------------------------
 
     def open_sizes(self, values: Sequence[Any]) -> tuple[int, ...]:
-        """Those that the graph leaves open, of a call."""
+        """The open sizes, in a call."""
         return tuple([values[i].shape[d] for i, d in self.places]) if self.places else ()
 
     def allows(self, values: Sequence[Any]) -> bool:
-        """Whether what has been traced for open sizes until now, derivatives included, may be used for a call."""
+        """Whether the traces for open sizes so far, derivatives included, are valid for a call."""
         return not self.places or self.sizes.allow(self.open_sizes(values))
 
     def closed(self, shapes: Sequence[Sequence[int]]) -> Function:
@@ -231,7 +231,7 @@ class Function:
         return self.in_python(*values)
 
     def in_python(self, *values: Any) -> tuple[Tensor, ...]:
-        """The same, without the compiled library."""
+        """`__call__` without the compiled library."""
         if only_autograd():
             plain = True
             needs = []
@@ -260,7 +260,8 @@ class Function:
             return tuple(self.graph(*values))
 
     def tower(self, needs: tuple[bool, ...]) -> Tower | None:
-        """The derivatives for these gradients; None if there are none, or the function is `uncompiled` or has to be `closed`."""
+        """The derivatives for these gradients; None without any, or if the function is `uncompiled` or must be
+        `closed`."""
         key = compile_cache.state(), needs
         if key not in self._made:
             with compiler_lock(), in_clean_state(), active_rules():
@@ -288,7 +289,7 @@ class Function:
     def tangent(self, moving: tuple[int, ...]) -> tuple[Function, tuple[int, ...]]:
         """The function of the arguments, then of the tangents of some, and the outputs whose tangents it returns.
 
-        It is for certain sizes: see `closed`.
+        It requires fixed sizes: see `closed`.
         """
         key = compile_cache.state(), "tangent", moving
         if key not in self._made:
@@ -302,7 +303,7 @@ class Function:
         return self._made[key]
 
     def batched(self, dims: tuple[int | None, ...], size: int, randomness: str) -> Function:
-        """The function of a batch, whose outputs have the batch first. It is for certain sizes: see `closed`."""
+        """The function of a batch, whose outputs have the batch first. It requires fixed sizes: see `closed`."""
         key = compile_cache.state(), "batch", dims, size, randomness
         if key not in self._made:
             with compiler_lock(), in_clean_state(), active_rules():
@@ -388,8 +389,8 @@ def _level(function: Function, needs: tuple[bool, ...]) -> Level | None:
 class Tower:
     """The reverse derivatives of a function with respect to the same inputs: of the function, of its residuals, of theirs.
 
-    The backward of a backward gives cotangents to the residuals. The first time, they are pulled back from a second run of
-    the forward; from then on the forward keeps what that needs too.
+    The backward of a backward gives cotangents to the residuals. The first time, a second run of the forward pulls them
+    back; from then on the forward also saves the tensors for that.
     """
 
     def __init__(self, function: Function, needs: tuple[bool, ...], first: Level) -> None:
@@ -399,7 +400,7 @@ class Tower:
         self._derivatives: dict[tuple[int, bool], Compiled] = {}
 
     def derivative(self, dual: bool = False) -> Compiled:
-        """The derivative that a call gets; ``dual`` if an input of it has a tangent."""
+        """The derivative of a call; ``dual`` if an input has a tangent."""
         key = self.depth, dual
         if key not in self._derivatives:
             with compiler_lock():
@@ -421,8 +422,8 @@ class Tower:
 class Compiled(Derivative):
     """The derivative of a compiled function that keeps the residuals of some levels.
 
-    Residuals are differentiable outputs. An output that the program computes under ``torch.no_grad`` is not, but may have a
-    tangent: `untracked` are these outputs.
+    Residuals are differentiable outputs. Outputs that the program computes under ``torch.no_grad`` are not, but may
+    have a tangent: these are `untracked`.
     """
 
     def __init__(self, tower: Tower, depth: int, dual: bool) -> None:
@@ -505,7 +506,7 @@ class Compiled(Derivative):
         return result
 
     def _further(self, k: int, inputs: Sequence[Tensor]) -> Level:
-        """A level whose residuals the call has not kept."""
+        """A level whose residuals the call has not saved."""
         forward, tower = self.forward, self.tower
         if forward.places:
             try:
@@ -549,7 +550,7 @@ class Compiled(Derivative):
 
 
 class Forward(Derivative):
-    """The derivative of a compiled function where nothing needs a gradient, and some input has a tangent."""
+    """The derivative of a compiled function if no gradient is needed, and some input has a tangent."""
 
     def __init__(self, function: Function) -> None:
         self.forward = function

@@ -1,8 +1,8 @@
 """Graphs of ATen operators: traced, differentiated, batched. All are flat and functional.
 
-A graph keeps the operators that have derivatives: they are decomposed only when the graph is compiled. Autograd passes each
-tensor that it saves through ``detach``, which would end the next derivative. So every ``detach`` is removed from a trace, and
-the program's own are written as `stop` before.
+A graph keeps the operators that have derivatives: they are decomposed only when the graph is compiled. Autograd passes
+each saved tensor through ``detach``, which would end the next derivative. So every ``detach`` is removed from a trace.
+Those of the program itself are written as `stop` before.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ def _identity(name: str, keeps_tangent: bool) -> Any:
     return op
 
 
-stop = _identity("stop", keeps_tangent=False)  # as x.detach()
-stop_reverse = _identity("stop_reverse", keeps_tangent=True)  # as what is computed under torch.no_grad()
+stop = _identity("stop", keeps_tangent=False)  # like x.detach()
+stop_reverse = _identity("stop_reverse", keeps_tangent=True)  # like values computed under torch.no_grad()
 constant = _identity(
     "constant", keeps_tangent=True
-)  # as a gradient without create_graph=True; no view of another result
+)  # like a gradient without create_graph=True; not a view of another result
 
 
 def trace(
@@ -148,7 +148,7 @@ def returned_argument(node: Any) -> Any:
 
 
 def removed_detach(graph: fx.GraphModule) -> fx.GraphModule:
-    """The graph without ``detach`` and ``alias``, which in a trace are autograd's own."""
+    """The graph without ``detach`` and ``alias``, which autograd itself adds to a trace."""
     for target in (aten.detach.default, aten.alias.default):
         for node in graph.graph.find_nodes(op="call_function", target=target):
             node.replace_all_uses_with(node.args[0])
@@ -162,7 +162,7 @@ _BY_PLACE = (aten.as_strided.default, aten.as_strided_scatter.default, aten.as_s
 
 
 def _copied(graph: Any, node: Any, by_place: bool) -> None:
-    """Write what functionalization makes of ``copy_`` in operators that have derivatives.
+    """Replace functionalization's form of ``copy_`` by operators that have derivatives.
 
     Args:
         graph: of the node.
@@ -188,7 +188,7 @@ def _copied(graph: Any, node: Any, by_place: bool) -> None:
 
 
 def _shape_of(graph: Any, node: Any) -> list[Any]:
-    """The shape of a node's value: numbers, and nodes for the sizes that the graph leaves open."""
+    """The shape of a node's value: numbers, and nodes for open sizes."""
     shape: list[Any] = []
     for d, n in enumerate(node.meta["val"].shape):
         shape.append(_size(graph, node, d) if is_symbol(n) else n)
@@ -202,7 +202,7 @@ def _size(graph: Any, node: Any, dim: int) -> fx.Node:
 
 
 def numbers_in(graph: Any, numbers: Sequence[Any], sizes: Sizes, holders: Sequence[tuple[fx.Node, int]]) -> list[Any]:
-    """Numbers for a graph at its insertion point: nodes where they depend on the sizes that the graph leaves open.
+    """Numbers for a graph at its insertion point: nodes if they depend on open sizes.
 
     Args:
         graph: the graph.
@@ -232,7 +232,7 @@ def reshaping(graph: fx.GraphModule) -> fx.GraphModule:
 
 
 def without_stops(graph: fx.GraphModule) -> fx.GraphModule:
-    """The same values; for a graph that is only to be run."""
+    """The graph without `stop` and the like: the same values, without derivatives."""
     for target in (stop, stop_reverse, constant):
         for node in graph.graph.find_nodes(op="call_function", target=target):
             node.replace_all_uses_with(node.args[0])
@@ -250,7 +250,7 @@ _PARTIAL = {
 
 
 def expanded_apart(graph: fx.GraphModule) -> fx.GraphModule:
-    """The graph with copies of expanded tensors that are written to in part: inductor would give the copy their strides of 0."""
+    """The graph with copies of expanded tensors that are partly written: inductor would copy them with strides of 0."""
     for node in list(graph.graph.nodes):
         if getattr(node.target, "overloadpacket", None) in _PARTIAL and isinstance(node.args[0], fx.Node):
             value = node.args[0].meta["val"]
@@ -274,7 +274,7 @@ class Partition:
         smooth: the outputs that are differentiable, by number.
         wanted: the inputs whose gradients the backward returns, in its order. Others have none.
         saved: for each tensor that the backward reads ``("input", i)`` or ``("output", i)`` of the forward.
-        places: for each size that the graph leaves open the argument of the backward, and its dimension, that has it.
+        places: for each open size the argument of the backward and the dimension that has it.
         carried: these sizes, by number, if no tensor in ``saved`` has them. The last arguments of the backward carry them:
             for each an empty tensor of shape ``(size, 0)``.
     """
@@ -294,7 +294,7 @@ def joint(graph: fx.GraphModule, fakes: Sequence[Any], sizes: Sizes, needs: Sequ
     Args:
         graph: a functional graph.
         fakes: its arguments.
-        sizes: those that they leave open.
+        sizes: their open sizes.
         needs: for each argument, whether its gradient is needed.
 
     Returns:
@@ -354,7 +354,7 @@ def outputs_of(graph: Any) -> list[Any]:
 
 
 def set_outputs(graph: Any, nodes: Iterable[Any]) -> None:
-    """Have a graph return these nodes."""
+    """Make a graph return these nodes."""
     graph.graph.output_node().args = (tuple(nodes),)
     graph.recompile()
 
@@ -386,7 +386,7 @@ def _separate(forward: fx.GraphModule, backward: fx.GraphModule, result: Partiti
 def _sizes_again(
     forward: fx.GraphModule, backward: fx.GraphModule, result: Partition, count: int, sizes: Sizes
 ) -> None:
-    """Have the backward read the sizes that it needs from its arguments: residuals are tensors."""
+    """Make the backward read the sizes that it needs from its arguments: residuals are tensors."""
     outputs = outputs_of(forward)
     set_outputs(forward, [n for i, n in enumerate(outputs) if i < count or not is_symbol(n.meta["val"])])
     arguments = backward.graph.find_nodes(op="placeholder")
@@ -439,7 +439,7 @@ def _apart(graph: fx.Graph, node: Any, kept: dict[str, int]) -> Any:
 
 
 def _views_again(forward: fx.GraphModule, backward: fx.GraphModule, count: int) -> None:
-    """Have the backward make the views that it reads itself, from their base: each further output of the forward costs."""
+    """Make the backward recompute its views from their base: each further output of the forward costs time."""
     places = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
     first = next(n for n in backward.graph.nodes if n.op != "placeholder")
     outputs = outputs_of(forward)
@@ -458,7 +458,7 @@ def _views_again(forward: fx.GraphModule, backward: fx.GraphModule, count: int) 
             continue
         if base.name not in places:
             again = next((n for n in backward.graph.nodes if n.name == base.name), None)
-            if again is not None:  # the backward computes it again, which is no longer needed
+            if again is not None:  # the recomputation in the backward is no longer needed
                 again.name = f"{base.name}_again"
             with backward.graph.inserting_before(next(iter(backward.graph.nodes))):
                 places[base.name] = backward.graph.placeholder(base.name)

@@ -25,7 +25,7 @@ class Lowered(Protocol):
     Attributes:
         graph: of ATen operators.
         fakes: its arguments.
-        sizes: those that the graph leaves open, if it has ``places`` for them.
+        sizes: the open sizes, if the graph has ``places`` for them.
         places: where the arguments have them.
     """
 
@@ -52,7 +52,7 @@ def by_inductor(function: Lowered) -> Run:
 
 
 def by_operators(function: Lowered) -> Run:
-    """The same, operator by operator. It leaves the list as it is."""
+    """Run a graph operator by operator. The list stays unchanged."""
     graph, count = function.graph, len(function.places)
 
     def run(values: list[Any]) -> Sequence[Any]:
@@ -70,11 +70,11 @@ _FUSED = (
 
 
 def _mm(a: Tensor, b: Tensor) -> Tensor:
-    """Products that BLAS is slow for, written in another way."""
+    """Products rewritten for shapes that are slow in BLAS."""
     (m, k), n = a.shape, b.shape[1]
     if not _is_wide(a) or a.device.type != "cpu" or any(map(is_symbol, (m, k, n))):
         return inductors("mm")(a, b)
-    if k == 1:  # fused with what reads it
+    if k == 1:  # fused with its readers
         return a * b
     # MKL multiplies by a few columns up to 30 times slower than by a few rows, unless both matrices are read along k.
     if 1 < n <= 8 and m >= 64 and k >= 32 and not (a.stride(1) == 1 and b.stride(0) == 1):
@@ -83,7 +83,7 @@ def _mm(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _silu(x: Tensor) -> Tensor:
-    """With the sigmoid that its derivatives need, too."""
+    """By the sigmoid, which its derivatives also need."""
     return x * torch.sigmoid(x) if _is_wide(x) else inductors("silu")(x)
 
 
@@ -91,7 +91,7 @@ _FASTER: dict[Any, Callable[..., Any]] = {aten.mm.default: _mm, aten.silu.defaul
 
 
 def _computed_once(graph: fx.GraphModule) -> None:
-    """Have equal exponentials computed once. Inductor keeps these if there are several readers; others it computes again."""
+    """Compute equal exponentials once. Inductor keeps those with several readers, and recomputes the others."""
     known: dict[Any, fx.Node] = {}
     for node in graph.graph.nodes:
         if node.target in (aten.sigmoid.default, aten.exp.default) and _is_wide(node.meta["val"]):
@@ -103,5 +103,5 @@ def _computed_once(graph: fx.GraphModule) -> None:
 
 
 def _is_wide(x: Tensor) -> bool:
-    """Whether nothing is lost by a result that is rounded to the dtype: fused operators keep half precision in float32."""
+    """Whether rounding a result to the dtype loses nothing: fused operators keep half precision in float32."""
     return x.dtype in (torch.float32, torch.float64)

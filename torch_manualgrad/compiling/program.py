@@ -1,8 +1,8 @@
-"""One of Dynamo's graphs as a function without side effects, and what has to be done around it.
+"""One of Dynamo's graphs as a function without side effects, and the side effects around it.
 
-The function takes the inputs and the random numbers, and returns the outputs and the new values of inputs that the program
-writes to. Around it: random numbers are drawn, so that every derivative has the same; inputs are written to; outputs that are
-views of inputs, or of each other, are made.
+The function takes the inputs and the random numbers, and returns the outputs and the new values of written inputs.
+Around it, the program draws the random numbers, so that every derivative uses the same, writes to inputs, and makes the
+outputs that are views of inputs or of each other.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Program:
         graph: the graph.
         values: the inputs of the first call.
         options: of its functions.
-        free: for each size that is left open the inputs, and their dimensions, that have it; the dimension is None where the
-            input is the size itself.
+        free: for each open size the inputs and dimensions that have it; the dimension is None if the input is the size
+            itself.
         numbers: the inputs that are numbers, or tensors that stand for them; the graph reads their ``item``.
 
     Raises:
@@ -118,7 +118,7 @@ class Program:
             mode = self.sizes.mode
             with active_rules() if derivatives else nullcontext():
                 plan = traced(lambda *xs: tuple(of_tensors(constants, *xs)), given, mode, composites=True)
-            # since torch 2.15 a fake tensor tells the number that it was made of
+            # since torch 2.15 a fake tensor knows the number that it was made from
             if plan.graph.find_nodes(op="call_function", target=aten._local_scalar_dense.default):
                 raise Unsupported("it reads the value of a tensor, which would be a constant of the graph")
             regions.settled(plan)
@@ -136,16 +136,16 @@ class Program:
             self.noise = _noise(functional)
             fakes = [n.meta["val"] for n in functional.graph.find_nodes(op="placeholder")]
             self.function = Function(functional, fakes, self.sizes, places, "compiled", options)
-            as_they_are: list[Any] = [("output", i, []) for i in range(self.function.outputs)]  # no views among them
+            as_they_are: list[Any] = [("output", i, []) for i in range(self.function.outputs)]  # none is a view
             effects = self.written or self.noise or self.carried or len(self.tensors) != len(values)
             self._only_function = not effects and self.outputs == as_they_are
 
     def open_sizes(self, values: Sequence[Any]) -> tuple[int, ...]:
-        """The sizes that are left open, in these inputs."""
+        """The open sizes, in these inputs."""
         return tuple([values[i] if d is None else values[i].shape[d] for (i, d), *_ in self.free])
 
     def _places(self, count: int) -> tuple[list[tuple[int, int]], list[int]]:
-        """For each open size the tensor and the dimension that has it, and the sizes that further tensors have to carry."""
+        """For each open size the tensor and dimension that has it, and the sizes that further tensors must carry."""
         places: list[tuple[int, int]] = []
         carried: list[int] = []
         for k, where in enumerate(self.free):
@@ -157,7 +157,7 @@ class Program:
         return places, carried
 
     def fits(self, values: Sequence[Any]) -> bool:
-        """Whether what has been assumed of open sizes holds for these inputs."""
+        """Whether the assumptions about open sizes hold for these inputs."""
         return not self.free or self.sizes.allow(self.open_sizes(values))
 
     def takes(self, values: Sequence[Any]) -> bool:
@@ -189,7 +189,7 @@ class Program:
         return self._finished(inputs, found, open_sizes)
 
     def _closing(self, open_sizes: tuple[int, ...]) -> _Close:
-        """Replaces what stands for open sizes by numbers."""
+        """Replaces nodes and symbols of open sizes by numbers."""
         if not open_sizes:
             return lambda arguments: arguments
 
@@ -223,7 +223,7 @@ class Program:
 
 
 def _fakes(tensors: Sequence[Tensor], numbers: Sequence[int], free: Sequence[Places], sizes: Sizes) -> list[Tensor]:
-    """Fake tensors for inputs, by number, some of whose sizes are left open."""
+    """Fake tensors for inputs, by number, some with open sizes."""
     made = []
     known = {where: n for n, places in zip(sizes.numbers, free) for where in places}
     for i, x in zip(numbers, tensors):
@@ -254,13 +254,13 @@ class _Interpreted(Interpreter):
     """Runs Dynamo's graph, or a segment of a call's, and marks where the program ends a derivative.
 
     Args:
-        module: the graph, or what the segment reads.
+        module: the graph, or the module that the segment reads from.
         graph: the segment.
         enclosing: the calls whose segment it is.
         tracked: whether grad mode is on where the graph begins.
         marks_detach: mark ``detach``; otherwise the trace shows all of them.
-        requires_grad: track the inputs that require grad, as the graph calls ``torch.autograd.grad``.
-        numbers: the inputs that stand for numbers. Their ``item`` is what is given.
+        requires_grad: track the inputs that require grad, because the graph calls ``torch.autograd.grad``.
+        numbers: the inputs that stand for numbers, with the values of their ``item``.
     """
 
     stays = True
@@ -314,7 +314,7 @@ def _is_tracked(value: Any) -> bool:
 
 
 _DETACH = ("detach", torch.detach)
-# Since torch 2.15 a trace has ``alias`` for it, which a program may call, too.
+# Since torch 2.15 a trace has ``alias`` for ``detach``, and a program may call ``alias``, too.
 _DETACH_IS_SHOWN = not reached("2.15")
 
 
@@ -323,7 +323,7 @@ def _versions(arguments: Any) -> list[tuple[Tensor, int]]:
 
 
 def _marked(op: Any, result: Any, given: Sequence[Tensor] = ()) -> Any:
-    """The result, marked but for tensors that are arguments, as ``x.contiguous()`` is, which keep their history."""
+    """The result, marked. Tensors that are arguments, such as ``x.contiguous()``, are not, and keep their history."""
 
     def marked(x: Tensor) -> Any:
         return op(x) if is_differentiable(x) and not any(x is g for g in given) else x
@@ -335,7 +335,7 @@ def _refuse(graph: fx.GraphModule, tracked: bool, differentiates: bool) -> bool:
     """Refuse operations that a trace would not show. Returns whether there are transforms of torch.func inside."""
     nodes = [n for one in (graph, *_calls_in(graph)) for n in one.graph.nodes]
     modules = [str(getattr(n.target, "__module__", "")) + str(n.target) for n in nodes if n.op == "call_function"]
-    # Dynamo calls the latter beside each ``requires_grad_``, too
+    # Dynamo also calls the latter next to each ``requires_grad_``
     transforms = any("functorch" in m and "set_inplace_requires_grad_allowed" not in m for m in modules)
     for node in nodes:
         if isinstance(node.target, HigherOrderOperator) and not isinstance(node.target, OperatorOfGraphs):
@@ -364,7 +364,7 @@ def _refuse(graph: fx.GraphModule, tracked: bool, differentiates: bool) -> bool:
 
 
 def _calls_in(graph: fx.GraphModule) -> Iterator[fx.GraphModule]:
-    """The graphs of calls with derivatives of their own, and those of the calls in these."""
+    """The graphs of calls with custom derivatives, recursively."""
     for node in graph.graph.nodes:
         if isinstance(node.target, OperatorOfGraphs):
             body = getattr(graph, node.args[0].target)
@@ -373,16 +373,16 @@ def _calls_in(graph: fx.GraphModule) -> Iterator[fx.GraphModule]:
 
 
 def _pulls_back_from_outside(node: Any) -> bool:
-    """Whether a node is the pullback of a call that is not in its graph. A trace has plain tensors there, and zeros for results."""
+    """Whether a node is the pullback of a call outside its graph. A trace of it has zeros as results."""
     return node.target is differentiate_in_transform and any(x.op == "placeholder" for x in node.args[1])
 
 
 def _makes_variable(node: Any) -> bool:
-    """Whether a node has a tensor that the graph has made require grad, to differentiate by it. Dynamo does not return it."""
+    """Whether a node makes a tensor of the graph require grad, to differentiate by it. Dynamo does not return these."""
     return node.target == "requires_grad_" and node.args[0].op != "placeholder" and node.args[1:] in ((), (True,))
 
 
-# Methods that change a tensor's properties and not its values.
+# Methods that change a tensor's properties, not its values.
 _OF_METADATA = ("detach_", "requires_grad_", "set_", "resize_", "resize_as_", "retain_grad", "register_hook")
 
 
@@ -415,7 +415,7 @@ _STOPS = (graphs.stop, graphs.stop_reverse)
 
 
 def _refuse_other_dtypes(nodes: Sequence[Any], expected: Sequence[Any]) -> None:
-    """Refuse a plan in which tensors stand for numbers, if other dtypes come of it: numbers do not promote as tensors do."""
+    """Refuse a plan with tensors for numbers if it changes dtypes: numbers are not promoted like tensors."""
     for node, value in zip(nodes, expected):
         if isinstance(value, Tensor) and node.meta["val"].dtype != value.dtype:
             raise Unsupported("a number that varies decides a dtype")
@@ -425,7 +425,7 @@ def _refuse_other_dtypes(nodes: Sequence[Any], expected: Sequence[Any]) -> None:
 
 
 def _views(graph: fx.GraphModule) -> tuple[list[tuple[str, Any, list[Any]]], list[Any]]:
-    """How each output is made, and the nodes that the function has to return."""
+    """How each output is made, and the nodes that the function must return."""
     outputs = graphs.outputs_of(graph)
     chains = [_chain(node) if isinstance(node, fx.Node) else [] for node in outputs]
     roots = [chain[-1] for chain in chains if chain]
@@ -452,7 +452,7 @@ def _views(graph: fx.GraphModule) -> tuple[list[tuple[str, Any, list[Any]]], lis
 
 
 def _chain(node: Any, aliases: Sequence[Any] = (graphs.stop,)) -> list[Any]:
-    """The node, what it is a view of, and so on; results of these operators count as views."""
+    """The node, its base, the base of that, and so on; results of ``aliases`` count as views."""
     chain = [node]
     while chain[-1].op != "placeholder":
         if (written := graphs.returned_argument(chain[-1])) is not None:
@@ -468,7 +468,7 @@ def _chain(node: Any, aliases: Sequence[Any] = (graphs.stop,)) -> list[Any]:
 
 
 def _writes(graph: fx.GraphModule, count: int) -> list[int]:
-    """Make the new values of inputs outputs; the inputs, by number."""
+    """Turn the new values of written inputs into outputs. Returns these inputs, by number."""
     placeholders = graph.graph.find_nodes(op="placeholder")
     values = {}
     for node in graph.graph.find_nodes(op="call_function", target=aten.copy_.default):
@@ -481,7 +481,7 @@ def _writes(graph: fx.GraphModule, count: int) -> list[int]:
 
 
 def _noise(graph: fx.GraphModule) -> list[_Draw]:
-    """Make random numbers inputs; the functions that draw them, in the program's order."""
+    """Turn random numbers into inputs. Returns the functions that draw them, in the program's order."""
     draws: list[_Draw] = []
     last = graph.graph.find_nodes(op="placeholder")[-1]
     for node in list(graph.graph.nodes):
@@ -510,7 +510,7 @@ def _noise(graph: fx.GraphModule) -> list[_Draw]:
 
 
 def _drops_nothing(node: Any) -> bool:
-    """Whether an operator draws numbers only to drop entries, and is called to drop none, as attention often is."""
+    """Whether an operator draws numbers only for dropout, and is called with p = 0, as attention often is."""
     given = node.normalized_arguments(node.graph.owning_module, normalize_to_only_use_kwargs=True)
     return given is not None and given.kwargs.get("dropout_p") == 0
 
@@ -526,7 +526,7 @@ def _draw(op: Any, like: Tensor | None, args: Any, kwargs: Any) -> _Draw:
             return op(*given, **named)
         layout = close((tuple(like.shape), like.stride()))
         x = torch.empty_strided(*layout, dtype=like.dtype, device=like.device)
-        if op is aten.bernoulli.p:  # which the program calls in place: the strides are its own
+        if op is aten.bernoulli.p:  # the program calls it in place: the strides are its own
             return x.bernoulli_(*given[1:], **named)
         return op(x, *given[1:], **named)
 
@@ -534,7 +534,7 @@ def _draw(op: Any, like: Tensor | None, args: Any, kwargs: Any) -> _Draw:
 
 
 def _dropout(graph: Any, node: Any) -> fx.Node:
-    """Write native_dropout(x, p, train) in operators that have derivatives, one of which draws the mask."""
+    """Replace native_dropout(x, p, train) by operators that have derivatives; one of them draws the mask."""
     x, p = node.args[:2]
     value = x.meta["val"]
     with graph.inserting_before(node):

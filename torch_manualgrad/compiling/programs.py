@@ -1,4 +1,4 @@
-"""Which program of a graph is for which inputs."""
+"""Selects the program of a graph for given inputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Programs"]
 
 
 class Programs:
-    """The programs of one of Dynamo's graphs, made when inputs come that none of them is for.
+    """The programs of one of Dynamo's graphs, made when no existing one fits the inputs.
 
     A program is for inputs of certain shapes, or for all sizes that Dynamo leaves open and that its assumptions allow. A number
     that varies, which Dynamo passes as a tensor, is a constant at first. After some values it stays a tensor.
@@ -25,7 +25,7 @@ class Programs:
         options: of the programs.
     """
 
-    limit = 8  # of programs with open sizes for inputs of one kind, and of the values of a number that have a program
+    limit = 8  # of programs with open sizes per kind of inputs, and of values of numbers with their own program
 
     def __init__(self, graph: fx.GraphModule, options: Options) -> None:
         self.graph, self.options = graph, options
@@ -46,7 +46,7 @@ class Programs:
         self._open: dict[Any, list[Program]] = {}
 
     def of(self, values: Sequence[Any]) -> tuple[Program | None, Sequence[Any]]:
-        """The program for these inputs of the graph, None if it cannot be compiled, and the inputs of the program."""
+        """The program for these inputs of the graph (None if it cannot be compiled), and the inputs of the program."""
         if self._is_one and self._closed and not self._numbers:
             (program,) = self._closed.values()
             return program, values
@@ -67,7 +67,7 @@ class Programs:
         return self._find(given), given
 
     def _find(self, values: Sequence[Any], as_tensors: bool = False) -> Program | None:
-        """The program. With tensors for numbers, None if it has to have these as constants."""
+        """The program. With tensors for numbers, None if it needs them as constants."""
         if self._free:
             program = self._with_open_sizes(values, as_tensors)
             if program is not None:
@@ -106,7 +106,7 @@ class Programs:
         return made[-1] if made[-1].fits(values) else None
 
     def _kind(self, values: Sequence[Any]) -> Any:
-        """What all inputs of a program with open sizes have in common; None if the sizes of these inputs are not such."""
+        """A key that all inputs of a program with open sizes share; None if these inputs cannot have open sizes."""
         for places in self._free:
             sizes = {values[i] if d is None else values[i].shape[d] for i, d in places}
             if len(sizes) != 1 or not all(type(n) is int and n > 1 for n in sizes):

@@ -1,8 +1,7 @@
 """Checkpointed regions of a graph, whose results the backward computes again.
 
-Dynamo's graph has a region as a graph of its own. It is written into the graph that has it, and each node of a region is marked.
-Marks survive tracing if the graph is run by `runner`. The partitioner saves no result that is marked, unless the region's policy
-says so.
+In Dynamo's graph a region is a graph of its own. It is inlined, and each of its nodes is marked. Marks survive tracing
+if the graph is run by `runner`. The partitioner saves no marked result, unless the region's policy requires it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _numbers = itertools.count(1)
 
 
 def inlined(graph: fx.GraphModule) -> fx.GraphModule:
-    """Dynamo's graph with the nodes of checkpointed regions in place of calls of regions.
+    """Dynamo's graph with checkpointed regions inlined.
 
     Raises:
         NotImplementedError: the contexts of a region are not those of a policy.

@@ -1,6 +1,6 @@
 """Compiled functions under torch.func, where Dynamo compiles nothing.
 
-Dynamo is called with stand-ins, plain tensors of the same shapes, so that it finds or makes the graph. The graph's function, an
+Dynamo is called with stand-ins, plain tensors of the same shapes, to find or make the graph. The graph's function, an
 operator, then runs with the real arguments, at the levels of the transforms.
 """
 
@@ -32,7 +32,7 @@ def _recording() -> Iterator[list[tuple[Program, Sequence[Any], list[Any]]]]:
 
 
 def recorded(program: Program, values: Sequence[Any]) -> list[Any] | None:
-    """Stand-ins for the outputs of a graph, which is not run; None if the call has to run."""
+    """Stand-ins for the outputs of a graph, which is not run; None if the call must run."""
     seen = getattr(_here, "seen", None)
     if seen is None:
         return None

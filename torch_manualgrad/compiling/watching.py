@@ -24,7 +24,7 @@ class CompiledGraph:
         line: of the program, where the graph begins.
         derivative: "values", "backward", "tangent of values", "backward of backward", ...
         operators: how many the graph has, before it is lowered.
-        saved: bytes that its forward keeps for its backward, inputs included; None if its backward was not asked for.
+        saved: bytes that its forward keeps for its backward, inputs included; None if its backward was never needed.
     """
 
     line: str
@@ -38,7 +38,7 @@ class CompiledReport:
     """The findings of `watch`, complete when its block ends.
 
     Attributes:
-        refused: what runs uncompiled, and why.
+        refused: the parts that run uncompiled, with the reasons.
         breaks: where Dynamo ended a graph, in its words, and how often.
     """
 
@@ -73,7 +73,7 @@ _reports: list[CompiledReport] = []
 
 @contextmanager
 def watch() -> Iterator[CompiledReport]:
-    """Note what is compiled in a block, on all threads."""
+    """Record what is compiled in a block, on all threads."""
     report, before = CompiledReport(), graph_breaks()
     _reports.append(report)
     try:
@@ -87,21 +87,21 @@ def watch() -> Iterator[CompiledReport]:
 
 
 def note_graph(line: str, name: str, graph: fx.GraphModule) -> None:
-    """Note that a graph is compiled."""
+    """Record a compiled graph."""
     count = sum(n.op == "call_function" for n in graph.graph.nodes) if _reports else 0
     for report in _reports:
         report._graphs[line, _words(name)] = count
 
 
 def note_residuals(line: str, name: str, residuals: Iterable[Any]) -> None:
-    """Note what the forward of a function saves, as fake tensors."""
+    """Record the residuals of a function, as fake tensors."""
     size = sum(example_of(x.numel()) * x.element_size() for x in residuals if isinstance(x, Tensor)) if _reports else 0
     for report in _reports:
         report._saved[line, _words(name)] = size
 
 
 def note_refusal(line: str, what: str) -> None:
-    """Note what runs uncompiled."""
+    """Record a part that runs uncompiled."""
     for report in _reports:
         report.refused.append(f"{line}: {what}" if line else what)
 
@@ -120,7 +120,7 @@ def line_of(graph: fx.GraphModule) -> str:
     """The line of the program where one of Dynamo's graphs begins, ``train.py:12``."""
     for node in graph.graph.nodes:
         places = re.findall(r'File "([^"]+)", line (\d+)', node.stack_trace or "")
-        if places:  # of the program, not of what it calls here
+        if places:  # of the program, not of code that it calls
             path, line = next((p for p in reversed(places) if not p[0].startswith(_PACKAGE)), places[-1])
             return f"{path.rpartition('/')[2]}:{line}"
     return ""

@@ -46,15 +46,15 @@ def specialized(
     sizes: Sizes,
     places: Sequence[tuple[int, int]],
 ) -> tuple[fx.GraphModule, tuple[int, ...]]:
-    """A backward for some cotangents and some gradients.
+    """A backward specialized to some cotangents and some gradients.
 
     Args:
         graph: whose placeholders from ``first`` on are the cotangents.
         first: the number of the first cotangent.
-        given: for each cotangent, whether it is given; zero otherwise. The others are no arguments of the result.
+        given: for each cotangent, whether it is given. The others are zero, and not arguments of the result.
         wanted: for each output, whether it is wanted.
-        sizes: those that the graph leaves open.
-        places: for each of these the placeholder, and its dimension, that has it.
+        sizes: the open sizes of the graph.
+        places: for each of these the placeholder and dimension that has it.
 
     Returns:
         The graph, and the outputs that it returns, by number. The others are zero, or not wanted.
@@ -139,7 +139,7 @@ def _without_term(graph: Any, node: Any, zero: set[Any], shape_of: _ShapeOf) -> 
 def _alike(a: Any, b: Any) -> bool:
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or a.dtype != b.dtype:
         return False
-    return [*map(str, a.shape)] == [*map(str, b.shape)]  # without assuming anything of open sizes
+    return [*map(str, a.shape)] == [*map(str, b.shape)]  # without assumptions about open sizes
 
 
 def _shape_of(graph: Any, sizes: Sizes, holders: Sequence[tuple[fx.Node, int]], value: torch.Tensor) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Python functions with derivatives of their own, in all modes and at every order: ``custom_vjp`` and ``custom_jvp``."""
+"""Python functions with custom derivatives, in all modes and at every order: ``custom_vjp`` and ``custom_jvp``."""
 
 from ..core.captures import HiddenTensorError
 from . import bodies  # noqa: F401 calls of functions with rules in compiled graphs

@@ -5,8 +5,8 @@ The graph has a segment for the function, one for each function of its rule, and
     argument...  the function  result...  fwd  out..., residual..., cotangent...  bwd  grad...
     argument...  the function  result...  tangent...  the jvp  moved...
 
-Other inputs are what the functions read by closure. A call inside of the function's own rule has the first segment only, and its
-arguments are marked "again": it has the derivatives of the rule that it is in.
+Other inputs are tensors that the functions read by closure. A call inside of the function's own rule has only the first
+segment, and its arguments are marked "again": it has the derivatives of the enclosing rule.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Rule(CallInGraph):
         self.metadata: list[Metadata] = []
 
     def __call__(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """What the node of the call returns: the results, and None for other marks.
+        """The outputs of the call's node: the results, and None for other marks.
 
         Args:
             values: of the graph's inputs.
@@ -68,7 +68,7 @@ rule_node.kind = Rule
 
 
 class _Unknown(Program):
-    """A call of a function inside of its own rule, with other arguments than those of the call that the rule is for."""
+    """A call of a function inside of its own rule, with arguments that differ from those of the rule's call."""
 
     def __init__(self, rule: Rule, sizes: Sizes) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class _Unknown(Program):
 
 
 class _Closures:
-    """What programs of a rule have in common: the tensors of the arguments are followed by those that are read by closure."""
+    """The common part of a rule's programs: after the tensors of the arguments come those read by closure."""
 
     rule: Rule
     sizes: Sizes
@@ -214,7 +214,7 @@ class _Jvp(_Closures, JvpCall):
             result = [None] * len(at)
             for mark, t in zip(moved, found):
                 result[at[mark.args[2]]] = t
-            return tuple(range(len(at))), tuple(result)  # of the first, the structure is read only
+            return tuple(range(len(at))), tuple(result)  # only the structure of the first is read
 
         flat = CustomJvp(lambda *given: tuple(rule.fun(*given, *sizes.of(given))))
         self.alone = flat.in_autocast(flat.fun)

@@ -1,4 +1,4 @@
-"""What `custom_vjp` and `custom_jvp` share: how a call becomes a program, and which calls need one."""
+"""The common part of `custom_vjp` and `custom_jvp`: turns a call into a program if it needs one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def argnums(given: Any) -> tuple[int, ...]:
 
 
 def advice(kind: str) -> str:
-    """What to do about a tensor that a function with a rule reads by closure, in errors."""
+    """The advice of errors about a tensor that a function with a rule reads by closure."""
     return (
         f"A {kind} rule has no derivative for it. Pass it as an argument that is not in nondiff_argnums; for an nn.Module, pass "
         "dict(module.named_parameters()) and call torch.func.functional_call"
@@ -59,7 +59,7 @@ class Call(Program):
         function: called.
         names: of its differentiable arguments.
         args: all arguments.
-        known: tensors that are followed, and that the functions might read.
+        known: tracked tensors that the functions might read.
     """
 
     def __init__(
@@ -99,11 +99,11 @@ class Call(Program):
         return [fixed[i] if i in fixed else next(given) for i in range(self._count)]
 
     def forget(self) -> None:
-        """Keep the tensors that the functions must not read no longer; the call is over."""
+        """Release the tensors that the functions must not read; the call is over."""
         self._known = {}
 
     def watched(self, function: Callable[..., Any], what: str) -> Any:
-        """Call a rule, which may read no tensor that is followed, except for its arguments."""
+        """Call a rule, which must not read tracked tensors except its arguments."""
         if not self._known:
             return function()
         with Watch(what, self._known, self.function.advice, detached=False):
@@ -147,14 +147,14 @@ class CustomFunction:
         return self if instance is None else types.MethodType(self, instance)
 
     def __reduce__(self) -> str:
-        return str(getattr(self.fun, "__qualname__", self.name))  # as a function: copies are the function itself
+        return str(getattr(self.fun, "__qualname__", self.name))  # like a function: copies are the function itself
 
     def __repr__(self) -> str:
         return f"<{self.kind} of {self.name}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The value of the function, with the derivatives of its rule."""
-        if is_exporting():  # a program has operators alone
+        if is_exporting():  # an exported program has only operators
             return self.fun(*args, **kwargs)
         if torch.compiler.is_dynamo_compiling():
             return traced(self, self._bound(args, kwargs)[0], self.traced_rule)
@@ -250,5 +250,5 @@ class CustomFunction:
         return made.result.join(found)
 
     def in_autocast(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function under the autocast of this call, also where it is called later."""
+        """The function under the autocast of this call, even if it is called later."""
         return in_this_autocast(function)

@@ -1,4 +1,4 @@
-"""Functions with a jvp of their own; the vjp is its transpose."""
+"""Functions with a custom jvp; the vjp is its transpose."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class JvpCall(Call):
     def _pushed(
         self, tensors: Sequence[Any], like: Sequence[Any], moving: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
-        """What the rule returns: a tangent for each result."""
+        """The result of the rule: a tangent for each result."""
         primals, tangents = self.arguments.join(tensors), self.arguments.tangents(moving)
         found = self.again(self._jvp, *self.nondiff, primals, tangents)
         if not isinstance(found, (tuple, list)) or len(found) != 2:
@@ -83,7 +83,7 @@ class JvpCall(Call):
 
 
 class CustomJvp(CustomFunction):
-    """A function whose jvp is that of a rule; `custom_jvp` makes it."""
+    """A function with the jvp of a rule, made by `custom_jvp`."""
 
     kind = "custom_jvp"
     jvp: Callable[..., Any] | None = None
@@ -93,9 +93,9 @@ class CustomJvp(CustomFunction):
 
         Args:
             jvp: ``(*nondiff_args, primals, tangents) -> (out, tangent of out)``, where primals is a tuple of the other
-                arguments, and tangents has the same structure. The tangent of a float or complex number is zero, that of
-                another leaf that is no tensor of floating point or complex numbers None. None in the tangent of out is
-                zero. For reverse mode jvp has to be linear in the tangents, and made of differentiable operations.
+                arguments, and tangents has the same structure. The tangent of a Python float or complex number is zero;
+                that of a leaf that is not a floating point or complex tensor is None. None in the tangent of out is
+                zero. For reverse mode jvp must be linear in the tangents, and consist of differentiable operations.
 
         Returns:
             The function.
@@ -158,7 +158,7 @@ class CustomJvp(CustomFunction):
 
 
 def custom_jvp(fun: Any = None, *, nondiff_argnums: int | Sequence[int] = ()) -> Any:
-    """Give a function of tensors a jvp of its own. All modes of differentiation use it, at every order.
+    """Define the jvp of a function of tensors. All modes of differentiation use it, at every order.
 
     The names are those of ``jax.custom_jvp``. The vjp is the transpose of the jvp.
 
@@ -175,13 +175,13 @@ def custom_jvp(fun: Any = None, *, nondiff_argnums: int | Sequence[int] = ()) ->
     Args:
         fun: the function, of pytrees; tensors among its leaves are differentiated. Without it, a decorator is returned.
         nondiff_argnums: positions of arguments that are not differentiated, such as functions. They are passed to the
-            rule before the primals, and must not contain tensors that are followed by autograd or by a transform.
+            rule before the primals, and must not contain tensors tracked by autograd or a transform.
 
     Returns:
         `CustomJvp`, which is called like the function. Its methods ``defjvp(jvp)`` and ``defjvps(*jvps)`` define the rule.
 
     Raises:
-        HiddenTensorError: in a call: the function reads a tensor that is followed and that is not an argument.
+        HiddenTensorError: in a call: the function reads a tracked tensor that is not an argument.
         ArgumentError: in a call or a backward: the rule returned a tree or tensor of another shape.
         NotImplementedError: in a call: an argument is a Taylor series.
 

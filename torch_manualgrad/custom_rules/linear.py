@@ -1,4 +1,4 @@
-"""The transpose of a linear map that a rule computes: a jvp from a bwd, a vjp from a jvp."""
+"""Transposes the linear map of a rule: a jvp from a bwd, a vjp from a jvp."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .randomness import RandomState
 
 __all__ = ["transposed"]
 
-# Raises when the graph runs if `wrong`, and returns the number 0, by which results depend on the check.
+# Raises when the graph runs if `wrong`, and returns 0, which makes results depend on the check.
 _library = torch.library.Library("manualgrad_custom", "FRAGMENT")
 _library.define("confirm_linear(Tensor wrong, str what) -> Tensor", tags=(torch.Tag.cudagraph_unsafe,))
 _confirm: Any = torch.ops.manualgrad_custom.confirm_linear.default
@@ -40,7 +40,7 @@ def transposed(
         A tensor for each argument of the map.
 
     Raises:
-        RuntimeError: a result does not depend on the arguments in a way that autograd sees.
+        RuntimeError: autograd does not see how a result depends on the arguments.
     """
     used: list[int] = []
 
@@ -63,7 +63,7 @@ def transposed(
             made.append(x)
         return made or [arguments[0].sum()]  # torch.func.vjp refuses a function without results
 
-    # The point does not matter, as the map is linear. At zeros a value that does not depend on it could not be told.
+    # Any point works: the map is linear. At zeros, a result that does not depend on the point would not be detected.
     point = [_numbers(x, 1) for x in like]
     if not point:
         return []
@@ -83,8 +83,8 @@ def transposed(
 
 
 def _numbers(x: Tensor, sign: int) -> Tensor:
-    """Large and small numbers, which tell a map that is linear near 0 only, such as a clamp. Both signs tell an absolute value, and
-    the different ratios of the two a norm: these are homogeneous."""
+    """Large and small numbers, to detect a map that is linear only near 0, such as a clamp. Both signs detect an
+    absolute value, and the different ratios of the two a norm: these are homogeneous."""
     steps = torch.arange(x.numel(), device=x.device).reshape(x.shape)
     size = torch.where(steps % 2 == 0, 64, 1)
     return torch.ones_like(x) * (size if sign > 0 else -size * (1 + steps % 3)).to(x.dtype)
@@ -93,12 +93,12 @@ def _numbers(x: Tensor, sign: int) -> Tensor:
 def _checked(
     found: Sequence[Tensor], pairs: Sequence[Sequence[tuple[Any, Tensor]]], tolerance: float, what: str
 ) -> list[Tensor]:
-    """What was found, A^T v. If <A u, v> and <u, A^T v> differ for another u than that where A was differentiated, it is not linear.
-    A graph that is traced checks this when it runs.
+    """The given A^T v. If <A u, v> and <u, A^T v> differ for a u other than the point of differentiation, A is not
+    linear. A traced graph checks this when it runs.
 
     Args:
         found: A^T v.
-        pairs: of tensors whose dot products are summed, those of either side.
+        pairs: of tensors whose dot products are summed, for either side.
         tolerance: relative.
         what: the user's function, in errors.
 

@@ -1,11 +1,11 @@
-"""The operator behind functions with rules of their own, and its derivatives in all modes.
+"""The operator behind functions with custom rules, and its derivatives in all modes.
 
 A program is a function of tensors with rules for its vjp and its jvp. The operator runs it once, outside of all
-transforms and under ``torch.no_grad()``, and has the rule at each level that differentiates. The rules run at tensors that
-are tracked at all other levels, so that derivatives of higher order are those of the rules.
+transforms and under ``torch.no_grad()``, and applies the rule at each level that differentiates. The rules run on
+tensors that are tracked at all other levels, so that higher derivatives are those of the rules.
 
-What a program keeps for its backward are further results of the operator. So they have derivatives too, which a second
-derivative reads.
+The values that a program keeps for its backward are further results of the operator. So they have derivatives too, for
+the second derivative.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ _library = torch.library.Library("manualgrad_custom", "FRAGMENT")
 _library.define("call(int program, Tensor[] tensors, bool keeps) -> Tensor[]")
 _call: Any = torch.ops.manualgrad_custom.call.default
 _library.define("node(int program, Tensor[] tensors, bool keeps) -> Tensor[]")
-_node: Any = torch.ops.manualgrad_custom.node.default  # as `_call`, and one node of a trace
+_node: Any = torch.ops.manualgrad_custom.node.default  # like `_call`, and one node of a trace
 
-_in_graphs: list[Program] = []  # kept for graphs, which have the numbers of programs only
+_in_graphs: list[Program] = []  # kept for graphs, which have only the numbers of programs
 
 
 class Metadata(NamedTuple):
-    """Of an input or a result, which may not be kept itself."""
+    """Metadata of an input or a result, which must not be kept itself."""
 
     shape: Sequence[int]
     dtype: torch.dtype
@@ -68,7 +68,7 @@ class Metadata(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor) -> Metadata:
-        """That of a tensor."""
+        """The metadata of a tensor."""
         return cls(tuple(x.shape), x.dtype, x.device)
 
     @property
@@ -85,8 +85,8 @@ class Program:
     """A function of tensors with rules.
 
     Attributes:
-        number: by which the operator finds the program.
-        rule_of_its_own: the name of a rule that may differ from the derivative of what `run` computes; "" if none does.
+        number: identifies the program to the operator.
+        rule_of_its_own: the name of a rule that may differ from the derivative of `run`; "" if there is none.
     """
 
     rule_of_its_own = ""
@@ -96,20 +96,20 @@ class Program:
         _programs[self.number] = self
 
     def run(self, tensors: Values) -> list[Tensor]:
-        """The results, then what is kept for the backward. None shares memory with another, or is an argument."""
+        """The results, then the values kept for the backward. None shares memory with another, or is an argument."""
         raise NotImplementedError
 
     def run_alone(self, tensors: Values) -> list[Tensor]:
-        """The results, where nothing differentiates; what `run` returns after them is not read."""
+        """The results, if nothing is differentiated; the values that `run` returns after them are not read."""
         return self.run(tensors)
 
     @property
     def outputs(self) -> int:
-        """How many of what the last `run` returned are results."""
+        """The number of results of the last `run`."""
         raise NotImplementedError
 
     def needed(self, count: int, inputs: int) -> tuple[Sequence[int], Sequence[int]]:
-        """Which of the results and what is kept, ``count`` in all, and which of the inputs, the rule for the vjp reads."""
+        """The results and kept values (``count`` in all), and the inputs, that the rule for the vjp reads."""
         raise NotImplementedError
 
     def vjp(
@@ -124,7 +124,7 @@ class Program:
         """The cotangents of the tensors at ``places``; None is zero.
 
         Args:
-            xs: the results, then what was kept; None for those that the rule does not read.
+            xs: the results, then the kept values; None for those that the rule does not read.
             like: the same, without their contents.
             tensors: the inputs; None for those that the rule does not read.
             inputs: the same, without their contents.
@@ -136,18 +136,18 @@ class Program:
     def jvp(
         self, xs: Values, tensors: Values, places: Sequence[int], tangents: Values, keeps: bool
     ) -> Sequence[Tensor | None]:
-        """The tangents of the results, and those of what is kept if ``keeps``; None is zero."""
+        """The tangents of the results, and if ``keeps`` those of the kept values; None is zero."""
         raise NotImplementedError
 
 
 def call(program: Program, tensors: Values) -> list[Tensor]:
     """The results of a program, tracked at every level."""
-    # a tangent at a level is computed outside of the operator, from what it returns
+    # a tangent at a level is computed outside of the operator, from its results
     return list(_call(program.number, list(tensors), own_levels_are_open()))[: program.outputs]
 
 
 def node_of(program: Program, tensors: Values) -> list[Tensor]:
-    """As `call`, and one operator for tracers, which `_run` decomposes."""
+    """Like `call`, but one operator for tracers, which `_run` decomposes."""
     _in_graphs.append(program)
     return list(_node(program.number, list(tensors), False))[: program.outputs]
 
@@ -287,7 +287,7 @@ class _Rule(Derivative):
             return program.vjp(xs, like, inputs, inputs_like, places, full)
 
         found: list[Any] = [None] * count
-        with saved_tensors_unhooked():  # under which torch.func would refuse to run
+        with saved_tensors_unhooked():  # torch.func refuses to run under hooks
             for i, g in zip(places, _over_batches(rule, [grads[0][i] for i in received])):
                 found[i] = g
         return [None, found, None]
@@ -305,13 +305,13 @@ class _Rule(Derivative):
             return _over_batches(lambda moving: program.jvp(xs, tensors, places, moving, inputs[2]), moving)
 
         with saved_tensors_unhooked():
-            # the rule begins transforms, which this level, in the middle of the call, could not
+            # the rule starts transforms, which is impossible at this level, in the middle of the call
             found = at_next_level(rule, list(outputs[0]), list(tensors), [moving[i] for i in places])
         return [[*found, *[None] * (len(outputs[0]) - len(found))]]
 
 
 def _over_batches(rule: Callable[[Values], Sequence[Tensor | None]], values: Values) -> Sequence[Tensor | None]:
-    """``rule(values)``; of gradients that PyTorch has batched, with ``is_grads_batched``, by torch.func.vmap."""
+    """``rule(values)``; for gradients batched by PyTorch (``is_grads_batched``), by torch.func.vmap."""
     outside, dims, level = outside_of_batched_gradients(values)
     if not level:
         return rule(values)
@@ -332,20 +332,20 @@ def _autograd(rule: _Rule, keyset: Any, number: int, tensors: Values, keeps: boo
     mode = differentiated(rule.signature, values)
     if mode in (Mode.NOTHING, Mode.PLAIN_NOTHING):
         return redispatch(rule.op, rule.signature, keyset, values)
-    if mode is Mode.DUAL:  # what is kept needs tangents if this level also differentiates in reverse mode
+    if mode is Mode.DUAL:  # the kept values need tangents if this level also differentiates in reverse mode
         values[2] = keeps or any(x.requires_grad for x in tensors)
     found = apply(rule, keyset, mode, values)
     return list(found)
 
 
 def _run(number: int, tensors: Values, keeps: bool) -> list[Tensor]:
-    """What the operators do below autograd, and what a tracer traces in place of `_node`."""
+    """The operators below autograd; tracers also trace it instead of `_node`."""
     program = _programs[number]
     run = program.run if keeps else program.run_alone
-    if modes_are_active():  # a tracer is to see what the program calls
+    if modes_are_active():  # a tracer must see the operators that the program calls
         with above_the_call(), torch.no_grad():
             return run([x.detach() for x in tensors])
-    # whatever transforms and tangents there are, the function runs outside of them, and nothing tracks it
+    # the function runs outside of all transforms and tangents, and untracked
     with in_clean_state(autocast=True), transforms_in_dual_level(), torch.no_grad():
         return run([apart_from_levels(primal(x).detach()) for x in tensors])
 

@@ -1,4 +1,4 @@
-"""The state of PyTorch's random number generators at a call, for a function that is computed again."""
+"""The state of PyTorch's random number generators at a call, for its recomputation."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class RandomState:
 
     Args:
         tensors: those of the call.
-        what: the function, in errors.
+        what: the name of the function in errors.
     """
 
     def __init__(self, tensors: Sequence[Tensor], what: str) -> None:
@@ -89,8 +89,8 @@ class RandomState:
 
     @contextmanager
     def seen(self) -> Iterator[None]:
-        """The call of the function, after which it is known whether it draws random numbers."""
-        if is_traced_to_graph() or self._abstract:  # the generators of this process stay as they are
+        """Wraps the call of the function, and detects whether it draws random numbers."""
+        if is_traced_to_graph() or self._abstract:  # the generators of this process do not change
             with calls_seen(self._see):
                 yield
             return
@@ -107,7 +107,7 @@ class RandomState:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """In the context the same numbers are drawn again; after it the generators go on as if it had not been.
+        """A context that draws the same numbers again, and restores the generators at its end.
 
         Raises:
             RuntimeError: the call was traced to a graph, which cannot draw the same numbers again.

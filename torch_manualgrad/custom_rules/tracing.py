@@ -1,7 +1,7 @@
-"""Functions with rules of their own in compiled functions: what Dynamo traces in place of a call.
+"""Functions with custom rules in compiled functions: the code that Dynamo traces instead of a call.
 
-A call becomes one node with one graph, in which the function is followed by the functions of its rule. Tensors that these read
-by closure become inputs of the node. Marks in the graph tell its parts: see `bodies`.
+A call becomes one node with one graph, in which the function is followed by the functions of its rule. Tensors that
+these read by closure become inputs of the node. Marks in the graph separate its parts: see `bodies`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _prepare(number: str) -> bool:
 
 
 def moving(tree: Any, role: str, number: str) -> Any:
-    """Marked cotangents or tangents of a pytree, numbered as its tensors. That of a float is zero, and that of other leaves None."""
+    """Marked cotangents or tangents of a pytree, numbered as its tensors. Floats have zero, other leaves None."""
     leaves, spec = pytree.tree_flatten(tree)
     made, count = [], 0
     for x in leaves:
@@ -58,10 +58,10 @@ def moving(tree: Any, role: str, number: str) -> Any:
 
 
 def marked_parts(values: Sequence[Any], like: Sequence[Any], what: str, role: str, number: str) -> list[Any]:
-    """Marks on what a rule returned, numbered as the tensors of ``like``; None is zero.
+    """Marks the results of a rule, numbered like the tensors of ``like``; None is zero.
 
     Raises:
-        ArgumentError: the structure is another.
+        ArgumentError: the structure differs.
     """
     made, count = [], 0
     for value, one in zip(values, like):
@@ -92,7 +92,7 @@ def traced(
         function: the function.
         values: its arguments.
         rest: traces the rule, given the arguments, those that are not differentiated, those that are, as a tuple, and the
-            result. It returns what it has marked.
+            result. It returns the marked values.
     """
     number, fixed = function.number, function.nondiff_argnums
     diff = tuple([v for i, v in enumerate(values) if i not in fixed])
@@ -111,7 +111,7 @@ def traced(
 def _body(
     function: Any, values: Sequence[Any], rest: Any, leaves: Any, spec: Any, role: str, again: bool, *given: Tensor
 ) -> Any:
-    """What Dynamo traces for a node."""
+    """The function that Dynamo traces for a node."""
     number, fixed = function.number, function.nondiff_argnums
     inputs = [mark(x, role, i, number) for i, x in enumerate(given)]
     filled = [inputs.pop(0) if isinstance(leaf, Tensor) else leaf for leaf in leaves]

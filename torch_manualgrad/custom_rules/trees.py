@@ -1,4 +1,4 @@
-"""Between pytrees and the tensors of a program, and checks of what the functions of the user return."""
+"""Converts between pytrees and the tensors of a program, and checks the results of the user's functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Kept", "Tree", "check_leaf", "distinct", "matching_tree", "of_struct
 
 
 class Tree:
-    """A pytree of which the tensors are elsewhere.
+    """A pytree whose tensors are stored elsewhere.
 
     Args:
         tree: the pytree.
@@ -38,7 +38,7 @@ class Tree:
         return self.filled(tensors, self._constants)
 
     def filled(self, tensors: Sequence[Any], others: Sequence[Any]) -> Any:
-        """The pytree with these tensors; each leaf that is no tensor is that of ``others`` at its place."""
+        """The pytree with these tensors; other leaves are taken from ``others``."""
         given = iter(tensors)
         leaves = [next(given) if yes else other for yes, other in zip(self.is_tensor, others)]
         return pytree.tree_unflatten(leaves, self.spec)
@@ -50,12 +50,12 @@ class Tree:
 
 
 class Kept:
-    """What a ``fwd`` returned as residuals: a pytree of inputs, of results, and of other tensors, its own.
+    """The residuals of a ``fwd``: a pytree of inputs, results, and other tensors, its own.
 
     Args:
         tree: the residuals.
         inputs: the tensors of the call.
-        results: those that ``fwd`` returned first.
+        results: the first results of ``fwd``.
     """
 
     def __init__(self, tree: Any, inputs: Sequence[Tensor], results: Sequence[Tensor]) -> None:
@@ -86,14 +86,14 @@ class Kept:
 
 
 def result_tree(out: Any, what: str) -> Tree:
-    """The pytree that a function of the user returned.
+    """The pytree returned by a function of the user.
 
     Args:
         out: the result.
         what: the function in errors.
 
     Raises:
-        TypeError: a leaf is no tensor, and has one as an attribute or item, whose derivative would be lost.
+        TypeError: a leaf is not a tensor, but has one as an attribute or item, whose derivative would be lost.
     """
     tree = Tree(out)
     for leaf, yes in zip(tree.leaves, tree.is_tensor):
@@ -124,10 +124,10 @@ def distinct(results: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor
 
 
 def of_structure(tree: Any, spec: Any, what: str) -> list[Any]:
-    """The leaves of a tree that has to have the structure of another. A None in place of a part stands for None leaves.
+    """The leaves of a tree, which must have the given structure. None instead of a part stands for None leaves.
 
     Args:
-        tree: what the user's function returned.
+        tree: the result of the user's function.
         spec: the structure.
         what: the tree in errors.
 
@@ -159,7 +159,7 @@ def _written(spec: Any) -> str:
 
 
 def matching_tree(tree: Any, expected: Tree, what: str) -> Tree:
-    """A tree that has to have the structure of another.
+    """A tree, which must have the structure of another.
 
     Raises:
         ArgumentError: it has another structure.
@@ -174,12 +174,12 @@ def check_leaf(leaf: Any, like: Any, what: str) -> Tensor | None:
     """A cotangent or tangent, in the dtype of its primal; None is zero.
 
     Args:
-        leaf: what the user's function returned.
+        leaf: a leaf of the result of the user's function.
         like: the primal, or something with its shape and dtype.
         what: the leaf in errors.
 
     Raises:
-        ArgumentError: it is no tensor, or has another shape, or is complex where the primal is real.
+        ArgumentError: it is not a tensor, has another shape, or is complex although the primal is real.
     """
     if leaf is None or not (like.dtype.is_floating_point or like.dtype.is_complex):
         return None

@@ -1,4 +1,4 @@
-"""Functions with a vjp of their own; the jvp is its transpose."""
+"""Functions with a custom vjp; the jvp is its transpose."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class VjpCall(Call):
 
     def needed(self, count: int, inputs: int) -> tuple[Sequence[int], Sequence[int]]:
         own = range(self.outputs, count)
-        # the residuals that fwd computes are differentiated again by calling fwd
+        # residuals that fwd computes are differentiated again by calling fwd
         given = range(inputs) if own else self.kept.read("input")
         return [*self.kept.read("result"), *own], given
 
@@ -64,7 +64,7 @@ class VjpCall(Call):
         return self.kept.join(tensors, xs[:n], xs[n:])
 
     def _pulled(self, residuals: Any, grads: Sequence[Tensor | None], wanted: Sequence[Any]) -> list[Tensor | None]:
-        """What bwd returns: a cotangent for each tensor among the arguments; ``wanted`` has None where it is not needed."""
+        """The result of bwd: a cotangent for each tensor argument; ``wanted`` has None if it is not needed."""
         cotangents = self.result.filled(grads, [None] * len(self.result.is_tensor))
         found = self._bwd(*self.nondiff, residuals, cotangents)
         count = len(self.names)
@@ -156,7 +156,7 @@ class VjpCall(Call):
 
 
 class CustomVjp(CustomFunction):
-    """A function whose vjp is that of a rule; `custom_vjp` makes it."""
+    """A function with the vjp of a rule, made by `custom_vjp`."""
 
     kind = "custom_vjp"
     fwd: Callable[..., Any] | None = None
@@ -167,10 +167,10 @@ class CustomVjp(CustomFunction):
 
         Args:
             fwd: ``(*args) -> (out, residuals)``, with the arguments of the function. The residuals are any pytree.
-            bwd: ``(*nondiff_args, residuals, cotangents) -> cotangents of the other arguments``, a tuple. The cotangents
-                have the structure of the result, and None for what is not a tensor of floating point or complex
-                numbers. None in what is returned, for an argument or for a part of one, is zero. For forward mode bwd
-                has to be linear in the cotangents, and made of differentiable operations.
+            bwd: ``(*nondiff_args, residuals, cotangents) -> cotangents of the other arguments``, a tuple. The
+                cotangents have the structure of the result, and None for leaves that are not floating point or complex
+                tensors. None in the result of bwd, for an argument or a part of one, is zero. For forward mode bwd must
+                be linear in the cotangents, and consist of differentiable operations.
 
         Raises:
             TypeError: one is not a function.
@@ -205,7 +205,7 @@ class CustomVjp(CustomFunction):
 
 
 def custom_vjp(fun: Any = None, *, nondiff_argnums: int | Sequence[int] = ()) -> Any:
-    """Give a function of tensors a vjp of its own. All modes of differentiation use it, at every order.
+    """Define the vjp of a function of tensors. All modes of differentiation use it, at every order.
 
     The names are those of ``jax.custom_vjp``. Forward mode is supported too: the jvp is the transpose of the vjp.
 
@@ -225,13 +225,13 @@ def custom_vjp(fun: Any = None, *, nondiff_argnums: int | Sequence[int] = ()) ->
     Args:
         fun: the function, of pytrees; tensors among its leaves are differentiated. Without it, a decorator is returned.
         nondiff_argnums: positions of arguments that are not differentiated, such as functions. They are passed to bwd
-            before the residuals, and must not contain tensors that are followed by autograd or by a transform.
+            before the residuals, and must not contain tensors tracked by autograd or a transform.
 
     Returns:
         `CustomVjp`, which is called like the function. Its method ``defvjp(fwd, bwd)`` defines the rule.
 
     Raises:
-        HiddenTensorError: in a call: the function, or fwd, reads a tensor that is followed and that is not an argument.
+        HiddenTensorError: in a call: the function, or fwd, reads a tracked tensor that is not an argument.
         ArgumentError: in a call or a backward: fwd or bwd returned a tree or tensor of another shape.
         NotImplementedError: in a call: an argument is a Taylor series.
 

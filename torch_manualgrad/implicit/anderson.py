@@ -14,7 +14,7 @@ MEMORY = 5
 
 
 def anderson(g: Callable[[Tensor], Tensor], x: Tensor, rtol: float, atol: float, maxiter: int) -> Tensor:
-    """A fixed point of $g$, by Anderson acceleration; plain iteration where the acceleration does not help.
+    """A fixed point of $g$, by Anderson acceleration, or plain iteration if the acceleration does not help.
 
     Args:
         g: a function of a vector.
@@ -38,7 +38,7 @@ def anderson(g: Callable[[Tensor], Tensor], x: Tensor, rtol: float, atol: float,
         size = float(torch.linalg.vector_norm(f))
         if size <= max(rtol * float(torch.linalg.vector_norm(x)), atol) or not math.isfinite(size):
             return value
-        if size > 2 * best:  # begin again, with a plain step
+        if size > 2 * best:  # restart with a plain step
             points, residuals = [], []
         best = min(best, size)
         points, residuals = [*points[-MEMORY:], x], [*residuals[-MEMORY:], f]

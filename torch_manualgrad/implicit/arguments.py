@@ -1,4 +1,4 @@
-"""Checks of what is solved: the starting point, what the function returns, and tensors that it reads by closure."""
+"""Checks of a problem: the starting point, the function's results, and tensors that it reads by closure."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class Unknown(Structure):
 
         Args:
             tree: what a function returned.
-            what: the function in errors.
-            like: tensors with the shapes that its own have to have.
+            what: the name of the function in errors.
+            like: tensors with the required shapes.
 
         Raises:
-            ArgumentError: another structure, other shapes, or real where it should be complex.
+            ArgumentError: another structure, other shapes, or real instead of complex.
         """
         leaves, spec = pytree.tree_flatten(tree)
         if spec != self.spec:
@@ -71,7 +71,7 @@ class Unknown(Structure):
 
 
 def in_this_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function under the autocast that is on now, also where it is called later; solvers run without."""
+    """The function under the current autocast, even if it is called later; solvers run without autocast."""
     if not is_autocast_enabled():
         return function
     types = [d for d in ("cpu", "cuda", "xpu", "mps") if torch.is_autocast_enabled(d)]
@@ -97,7 +97,7 @@ def listed(function: Callable[..., Any], x: Unknown, parameters: Structure, what
 
 
 def watched(users: Sequence[tuple[Callable[..., Any], str]], parameters: Sequence[Any]) -> list[Callable[..., Any]]:
-    """The functions of the user, which raise when they read a tensor that is followed, and that is not an argument.
+    """The functions of the user, which raise if they read a tracked tensor that is not an argument.
 
     Args:
         users: the functions, with their names in errors.
@@ -105,7 +105,7 @@ def watched(users: Sequence[tuple[Callable[..., Any], str]], parameters: Sequenc
     """
     others = [x for x in pytree.tree_leaves(parameters) if not isinstance(x, (Tensor, PLAIN))]
     known = suspects([*users, *[(x, type(x).__name__) for x in others]])
-    held = {i: (weakref.ref(x), name) for i, (x, name) in known.items()}  # a derivative keeps the functions
+    held = {i: (weakref.ref(x), name) for i, (x, name) in known.items()}  # weak: a derivative keeps the functions
     return [_watched(f, what, held) if held else f for f, what in users]
 
 
@@ -113,7 +113,7 @@ def _watched(function: Callable[..., Any], what: str, held: dict[int, Any]) -> C
     def call(*args: Any) -> Any:
         given = {
             id(x) for x in pytree.tree_leaves(args)
-        }  # the arguments may be what is reached, such as a module's parameters
+        }  # the functions may also reach arguments, such as a module's parameters
         known = {i: (x, name) for i, (ref, name) in held.items() if (x := ref()) is not None and i not in given}
         with Watch(what, known, _advice(what), detached=False):
             return function(*args)
@@ -129,11 +129,11 @@ def _advice(what: str) -> str:
 
 
 def check_function(function: Callable[..., Any], what: str, xs: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Call a function once, and raise if its result depends on tensors that are not arguments, and that `watched` has not found.
+    """Call a function once, and raise if its result depends on a tensor that is no argument and that `watched` missed.
 
     Args:
         function: of lists of tensors.
-        what: the function of the user that it calls, in errors.
+        what: the name of the user's function in errors.
         xs: its first argument.
         tensors: the others.
 
@@ -143,7 +143,7 @@ def check_function(function: Callable[..., Any], what: str, xs: Sequence[Tensor]
     if not torch.is_grad_enabled() and only_autograd() and not own_levels_are_open():
         return
     inputs = [x.detach() for x in (*xs, *tensors)]
-    with saved_tensors_unhooked():  # under which the function could not call torch.func
+    with saved_tensors_unhooked():  # hooks would prevent torch.func in the function
         results = function(inputs[: len(xs)], inputs[len(xs) :])
     known = {level for x in inputs for level in levels_of(x)[0]} if in_functorch() else set()
     for x in results:

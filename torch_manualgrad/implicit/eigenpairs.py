@@ -1,14 +1,14 @@
-"""A few eigenpairs or singular triplets of an operator that is given by its products.
+"""A few eigenpairs or singular triplets of an operator, given its products.
 
-The $k$ wanted eigenvectors $X_0$ of $A$ at the given parameters are found by a solver, without a derivative. Nearby, the basis
+A solver finds $k$ eigenvectors $X_0$ of $A$ at the given parameters, without a derivative. Nearby, the basis
 $X$ of the invariant subspace that begins at $X_0$ is a root of
 
     $F(X) = A X - X (X_0^H A X) + X_0 (X_0^H X - 1) S$,
 
-with $X_0^H X = 1$. At $X_0$ its Jacobian has the columns $A - l_i$ outside of the subspace and a constant $s_i - l_i$ in it: it is
-Hermitian, and singular only where a wanted eigenvalue equals one that is not. Within the subspace the eigenpairs are those
-of the small matrix $X^H A X$ next to $X^H X$, by `mg.linalg.eigh_generalized`, with its treatment of eigenvalues that
-repeat.
+with $X_0^H X = 1$. At $X_0$ its Jacobian has the columns $A - l_i$ outside of the subspace and a constant $s_i - l_i$
+in it: it is Hermitian, and singular only if one of these eigenvalues equals one of the others. Within the subspace the
+eigenpairs are those of the small matrices $X^H A X$ and $X^H X$, by `mg.linalg.eigh_generalized`, with its treatment of
+repeated eigenvalues.
 
 The singular values of $A$ are the positive eigenvalues of $(0, A; A^H, 0)$, with $(u, v) / sqrt(2)$ as the eigenvectors.
 
@@ -80,7 +80,7 @@ class _Chosen(NamedTuple):
 
     @property
     def options(self) -> Options:
-        """Those of the linear problems, checked."""
+        """The options of the linear problems, checked."""
         if isinstance(self.solver, str) and self.solver not in _SOLVERS:
             names = ", ".join(map(repr, _SOLVERS))
             raise ArgumentError(f"solver: expected one of {names} or a function, got {self.solver!r}")
@@ -121,7 +121,7 @@ class _Subspace(Problem):
         X, _ = torch.linalg.qr(self._found(block, example))
         AX = block(X)
         H = X.mH @ AX
-        # in order, so that the shifts of the columns are their eigenvalues
+        # sorted, so that the shifts of the columns are their eigenvalues
         X = X @ torch.linalg.eigh((H + H.mH) / 2)[1]
         residual = torch.linalg.matrix_norm(AX - X @ (X.mH @ AX))
         scale = torch.linalg.matrix_norm(H)
@@ -163,9 +163,7 @@ class _Subspace(Problem):
         operator = sparse.LinearOperator((n, n), matvec=product, dtype=start.dtype)
         try:
             _, X = sparse.eigsh(operator, self.k, which=self.which, v0=start, maxiter=self.options.maxiter)
-        except (
-            sparse.ArpackNoConvergence
-        ) as error:  # the residual says it, to the user's choice of a warning or an error
+        except sparse.ArpackNoConvergence as error:  # the residual shows it: warn or raise, as the user chose
             found = torch.from_numpy(error.eigenvectors)
             rest = torch.eye(n, self.k - found.shape[1], dtype=found.dtype, device="cpu")
             return torch.cat([found, rest], 1).to(example)
@@ -200,7 +198,7 @@ def _eigenpairs(subspace: _Subspace, example: Tensor, tensors: Values, chosen: _
         size = X0.numel() * (2 if X0.is_complex() else 1)
         tangent_solver = "direct" if size <= DIRECT_UP_TO else "minres"
     options = subspace.options._replace(solver=of_lists(tangent_solver, Unknown(X0, "X"), "tangent_solver"))
-    # the Jacobian is Hermitian at X0 alone, and a third derivative depends on how it changes: not symmetric
+    # not symmetric: the Jacobian is Hermitian only at X0, and a third derivative depends on how it changes
     root = Root(residual, 1, lambda xs, _: xs, nothing, lambda report: None, options, False, subspace.name)
     (X,) = solution(root, [X0, X0, *tensors])
     # X^H X is 1 at this point; its second derivatives are not 0
@@ -211,7 +209,7 @@ def _eigenpairs(subspace: _Subspace, example: Tensor, tensors: Values, chosen: _
 
 
 def _example(n: int, params: Sequence[Any], dtype: torch.dtype | None, device: Any) -> Tensor:
-    """A vector of the dtype and on the device of the parameters, unless others are given."""
+    """A vector with the dtype and device of the parameters, unless given."""
     tensors = [x for x in pytree.tree_leaves(tuple(params)) if isinstance(x, Tensor)]
     if dtype is None:
         numbers = [t.dtype for t in tensors if t.is_floating_point() or t.is_complex()]
@@ -263,17 +261,17 @@ def eigsh(
 ) -> Eigenpairs:
     """The $k$ largest or smallest eigenvalues of a Hermitian operator, and their eigenvectors; derivatives of every order.
 
-    A derivative is one linear solve for the change of the eigenvectors' span, with the operator deflated by it. Within the
-    span, eigenvalues that repeat are treated as by `mg.linalg.eigh`.
+    A derivative is one linear solve for the change of the eigenvectors' span, with the operator deflated by it. Within
+    the span, repeated eigenvalues are treated as in `mg.linalg.eigh`.
 
     Args:
         matvec: ``matvec(x, *params)``, the product of the Hermitian matrix with $x$, (n,) -> (n,), differentiable; it is
-            called under ``torch.vmap``. A tensor that it reads in another way than as an argument must not require grad.
+            called under ``torch.vmap``. Tensors that it reads, other than arguments, must not require grad.
         n: the order of the matrix.
         k: how many eigenpairs, 1 to n.
         params: trees of anything.
         which: "LA", the largest; "SA", the smallest; "LM", the largest in magnitude.
-        solver: "direct", by the whole matrix; "scipy", by ARPACK, which runs on the CPU; "auto", direct up to 256 rows; or
+        solver: "direct", with the whole matrix; "scipy", with ARPACK on the CPU; "auto", direct up to 256 rows; or
             ``(matvec, n, k) -> (eigenvalues, eigenvectors)``, whose matvec takes (n,) or (n, m).
         tangent_solver: as in `root`, of a matrix (n, k); "auto" is direct up to 256 numbers, and minres above.
         degeneracy: as in `mg.linalg.eigh`.
@@ -296,7 +294,7 @@ def eigsh(
         ModuleNotFoundError: scipy is needed and not installed.
 
     Note:
-        Where not differentiable: where a wanted eigenvalue equals one that is not wanted. The linear solve then warns
+        Where not differentiable: where one of the $k$ eigenvalues equals one of the others. The linear solve then warns
         that it did not converge, or that its matrix is singular.
 
     References:
@@ -351,7 +349,7 @@ def svds(
 
     Args:
         matvec: ``matvec(x, *params)``, the product with $x$, (n,) -> (m,), linear in $x$ and differentiable; it is called
-            under ``torch.vmap``. A tensor that it reads in another way than as an argument must not require grad.
+            under ``torch.vmap``. Tensors that it reads, other than arguments, must not require grad.
         n: the number of columns of $A$.
         k: how many singular triplets, 1 to the smaller of m and n. The $k$-th singular value must not be 0.
         params: trees of anything.
@@ -376,7 +374,7 @@ def svds(
         ModuleNotFoundError: as in `eigsh`.
 
     Note:
-        Where not differentiable: where a wanted singular value equals one that is not wanted, or is 0.
+        Where not differentiable: where one of the $k$ singular values equals one of the others, or is 0.
 
     References:
         Golub and Van Loan, Matrix Computations (2013), section 8.6.1.
@@ -412,7 +410,7 @@ def _svds(
         def forward(V: Tensor) -> list[Tensor]:
             return [_columns(lambda x: here(x, *joined), V, m, "matvec")]
 
-        # the point of the vjp does not matter, as the product is linear
+        # the vjp is the same at every point: the product is linear
         _, pull = pull_back(forward, [torch.ones_like(X[m:])])
         return torch.cat([*forward(X[m:]), *pull([X[:m]])])
 

@@ -1,4 +1,4 @@
-"""What the public functions share: options, the check of a root, and the call that solves an equation."""
+"""The common part of the public functions: options, the check of a root, and the call that solves an equation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def options_of(
 
 
 def of_lists(solver: Any, x: Unknown, argument: str) -> Any:
-    """A linear solver of trees, ``(matvec, b) -> x``, as one of lists; a name stays."""
+    """A linear solver of trees, ``(matvec, b) -> x``, as a solver of lists; names are unchanged."""
     if not callable(solver):
         return solver
 
@@ -60,7 +60,7 @@ def _norm(values: Values) -> Tensor:
 def _check(
     residual: Callable[[Values, Values], Values], options: Options
 ) -> Callable[[Values, Values, Values], Report]:
-    """The report of a root: the norm of the residual, next to that at the start and to that of the root."""
+    """The report of a root: the norm of the residual, relative to that at the start and to that of the root."""
 
     def check(xs: Values, x0: Values, parameters: Values) -> Report:
         if options.on_failure == "ignore":
@@ -82,7 +82,7 @@ class Equation:
         run: the solver, ``(x0, parameters) -> xs``.
         more: further unknowns, after those of $x$: zeros, which are not returned.
         symmetric: whether the Jacobian of $F$ is.
-        unknown: the tree of all unknowns, as the tangent solver sees it.
+        unknown: the tree of all unknowns, for the tangent solver.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ def equation_solver(
         make: the equation, from the functions or their graphs, what wraps the solver, the structures of $x$ and of the
             parameters, and their tensors.
         options: of the linear problems.
-        kinds: of what the functions return, as in `graphs.traced`.
+        kinds: of the functions' results, as in `graphs.traced`.
     """
 
     number = str(next(_numbers))
@@ -147,7 +147,7 @@ def called(
     node: Node,
     others: Sequence[Callable[..., Any]] = (),
 ) -> Any:
-    """A call that solves an equation, in a graph or outside.
+    """A call that solves an equation, inside or outside of a graph.
 
     Args:
         solve: solves it.
@@ -156,7 +156,7 @@ def called(
         params: the other arguments of the functions.
         options: of ``solve``.
         node: what a graph has.
-        others: further functions of the user, whose results do not change the solution.
+        others: further functions of the user that do not change the solution.
     """
 
     def eager(x: Any, *params: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Equations in compiled functions: a call is one node, whose graph is that of the user's functions, and which runs the solver.
+"""Equations in compiled functions: a call is one node, which has the graph of the user's functions and runs the solver.
 
 Tensors that the functions read by closure are parameters of the equation. The solver calls the functions as their graphs.
 """
@@ -19,7 +19,7 @@ from ..core.internals import OperatorOfGraphs, constant_in_graphs, pytree, trace
 
 __all__ = ["Node", "Solve", "solvers", "traced"]
 
-# What solves with functions in place of the user's: ``(functions, wrapped, x, parameters, **options) -> x``. By number.
+# Solvers that take the user's functions: ``(functions, wrapped, x, parameters, **options) -> x``, by number.
 Solve = Callable[..., Any]
 solvers: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
@@ -38,12 +38,12 @@ def _prepare() -> bool:
     return True
 
 
-_functions: dict[str, Any] = {}  # that solve, by number
+_functions: dict[str, Any] = {}  # the solvers, by number
 
 
 @constant_in_graphs
 def _number_of(function: Any) -> str:
-    """The number of a function; empty if it is not known by its code alone, which is what Dynamo compares."""
+    """The number of a function; empty if its code alone does not identify it, because Dynamo compares only that."""
     if function.__closure__ or function.__defaults__ or function.__kwdefaults__:
         return ""
     number = next((n for n, f in _functions.items() if f is function), str(len(_functions)))
@@ -55,7 +55,7 @@ _PLAIN = (int, float, complex, str, bool, type(None))
 
 
 def _written(tree: Any, tensors: list[Tensor]) -> str | None:
-    """A pytree as a literal, with the number of each tensor, which is appended to ``tensors``; None for one that has no literal."""
+    """A pytree as a literal, or None. Tensors are appended to ``tensors``, and have their numbers in the literal."""
     if isinstance(tree, Tensor):
         tensors.append(tree)
         return f"('tensor', {len(tensors) - 1})"
@@ -97,12 +97,12 @@ def _like_start(x: Any, parameters: Sequence[Any], results: Sequence[Any]) -> An
 
 
 class Node(NamedTuple):
-    """What a graph has of a call.
+    """The description of a call in a graph.
 
     Attributes:
-        number: of what solves.
+        number: of the solver.
         functions: of the user, as ``f(x, *parameters)``.
-        kinds: of what each returns: "x" for a pytree like ``x``, "tensor", or "tensors" for any pytree.
+        kinds: of their results: "x" for a pytree like ``x``, "tensor", or "tensors" for any pytree.
         like: tensors of the shapes and dtypes of the solution, from ``x``, the parameters and the results of the functions.
     """
 
@@ -116,11 +116,11 @@ def traced(node: Node, eager: Callable[..., Any], x: Any, parameters: Sequence[A
     """A call in a graph; None if its arguments have no literals.
 
     Args:
-        node: what the graph has of it.
+        node: describes the call in the graph.
         eager: ``eager(x, *parameters)``, the same outside of graphs.
         x: the starting point.
         parameters: of the functions.
-        options: constants, for what solves.
+        options: constants, for the solver.
     """
     _prepare()
     tensors: list[Tensor] = []
@@ -135,7 +135,7 @@ def traced(node: Node, eager: Callable[..., Any], x: Any, parameters: Sequence[A
 
 
 def _body(eager: Any, x: Any, parameters: Any, node: Node, key: str, *given: Tensor) -> Any:
-    """What Dynamo traces for a node."""
+    """The function that Dynamo traces for a node."""
     number = node.number
     leaves, spec = pytree.tree_flatten((x, parameters))
     inputs = [mark(value, f"argument {key}", i, number) for i, value in enumerate(given)]
@@ -156,7 +156,7 @@ class Equations(CallInGraph):
     """The graph of a call that solves an equation."""
 
     def __call__(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """What the node of the call returns: the solution, and None for other marks.
+        """The results of the call's node: the solution, and None for other marks.
 
         Args:
             values: of the graph's inputs.

@@ -2,7 +2,8 @@
 
 Each is called as ``(A, b, M, rtol, atol, maxiter)`` and returns the solution and the number of products with $A$. $A$ and
 the preconditioner $M$, which approximates $A^-1$, are functions of a vector. A solver stops where
-$||b - A x|| <= max(rtol ||b||, atol)$, after ``maxiter`` products, or where it breaks down; the caller checks the residual.
+$||b - A x|| <= max(rtol ||b||, atol)$, after ``maxiter`` products, or if it breaks down; the caller checks the
+residual.
 
 References:
     Saad, Iterative Methods for Sparse Linear Systems (SIAM 2003), algorithms 6.9, 7.7 and 9.1; Paige and Saunders, SIAM J.
@@ -55,7 +56,7 @@ def cg(A: Map, b: Tensor, M: Map | None, rtol: float, atol: float, maxiter: int)
 def minres(A: Map, b: Tensor, M: Map | None, rtol: float, atol: float, maxiter: int) -> tuple[Tensor, int]:
     """The minimal residual method. $A$ is Hermitian and may be indefinite; $M$ is Hermitian and positive definite."""
     x, goal, count = torch.zeros_like(b), _goal(b, rtol, atol), 0
-    for _ in range(10):  # the residual of the recurrence is in the norm of M, and drifts: compare with the true one
+    for _ in range(10):  # the recurrence's residual is in the norm of M, and drifts: compare with the true one
         r = b - A(x) if count else b
         size = _norm(r)
         if size <= goal or not math.isfinite(size) or count >= maxiter:
@@ -127,7 +128,7 @@ def _gmres_cycle(A: Map, r: Tensor, M: Map | None, goal: float, steps: int) -> t
         before = _norm(w)
         h = torch.zeros_like(basis[: k + 1, 0])
         below = before
-        for _ in range(2):  # Gram-Schmidt, again where much has cancelled
+        for _ in range(2):  # Gram-Schmidt, twice if much has cancelled
             change = basis[: k + 1].conj() @ w
             w = w - change @ basis[: k + 1]
             h = h + change
@@ -179,7 +180,7 @@ def bicgstab(A: Map, b: Tensor, M: Map | None, rtol: float, atol: float, maxiter
         if not math.isfinite(size):
             break
         before, rho = rho, torch.vdot(shadow, r)
-        if not abs(rho) > torch.finfo(b.dtype).eps * size * _norm(shadow):  # a breakdown: begin again here
+        if not abs(rho) > torch.finfo(b.dtype).eps * size * _norm(shadow):  # a breakdown: restart here
             r = b - A(x)
             count += 1
             shadow, rho, p = r, torch.vdot(r, r), r

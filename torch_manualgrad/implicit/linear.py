@@ -31,21 +31,21 @@ def linear_solve(
     maxiter: int | None = None,
     on_failure: Literal["warn", "raise", "ignore"] = "warn",
 ) -> Any:
-    """The solution of $A x = b$ where a function computes products with $A$; derivatives of every order in $b$ and params.
+    """The solution of $A x = b$, given products with $A$; derivatives of every order in $b$ and params.
 
     A vjp solves one system with $A^H$, a jvp one with $A$, by the same solver. Products with $A^H$ are those of the
     vjp of ``matvec``.
 
     Args:
         matvec: ``matvec(x, *params)``, linear in $x$, and differentiable in both; the result has the structure of $b$.
-            A tensor that it reads in another way than as an argument must not require grad.
+            Tensors that it reads, other than arguments, must not require grad.
         b: a tensor, or a tree of tensors, of any shape (*), real or complex.
         params: trees of anything.
         solver: "cg" for a Hermitian positive definite $A$, "minres" for a Hermitian one, "gmres" and "bicgstab" for
             any, "direct" with a dense matrix, "auto"; "scipy.cg" and the like on the CPU; or ``(matvec, b) -> x``.
-        symmetric: whether $A$ is Hermitian; the vjp then needs no $A^H$. True for cg and minres in any case.
+        symmetric: whether $A$ is Hermitian; the vjp then needs no $A^H$. Always True for cg and minres.
         preconditioner: ``preconditioner(v, *params)``, approximately $A^-1 v$, linear; positive definite for cg and
-            minres. A function as the solver gets none.
+            minres. Not passed to a solver that is a function.
         tangent_solver: another solver for the derivatives.
         rtol: as $||A x - b|| <= rtol ||b||$; None: eps^(2/3) of the dtype.
         atol: absolute tolerance of the same.

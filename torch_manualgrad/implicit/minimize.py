@@ -1,4 +1,4 @@
-"""Minima, without constraints and with equalities."""
+"""Minima, without constraints or with equality constraints."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def minimize(
 
     Note:
         Where not differentiable: where the Hessian, or the matrix of the system with constraints, is singular: at a
-        minimum that is not isolated, or with constraints that depend on each other. Inequalities are not supported;
-        pass those that are active as equalities.
+        minimum that is not isolated, or with dependent constraints. Inequalities are not supported; pass the active
+        ones as equalities.
 
     References:
         Nocedal and Wright, Numerical Optimization (2006), section 12.1 and equation 16.4; Blondel et al., NeurIPS 2022,

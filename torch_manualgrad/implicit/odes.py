@@ -7,10 +7,9 @@ $dy/dt = f(t, y, p)$ with $y(t_0) = y_0$. A tangent and a cotangent are solution
 
 each solved together with $y$, by the same operator: derivatives of higher order follow.
 
-The cotangent needs $y$ backward in time. Integrated backward, $y$ of a system that forgets where it began is unstable: errors
-grow as much as they shrink forward. So $y$ is integrated forward once more first, from its known start; its states at up
-to `KNOTS` of the steps are kept, and the backward integration takes $y$ from there at each of them. How far it was off
-then is checked.
+The cotangent needs $y$ backward in time. If a system forgets its start, this integration is unstable: errors grow as
+much as they shrink forward. So $y$ is first integrated forward once more, from its known start. Its states at up to
+`KNOTS` of the steps are kept. The backward integration restarts $y$ from each of them, and checks its error there.
 
 References:
     Pontryagin et al., The Mathematical Theory of Optimal Processes (1962); Chen et al., Neural Ordinary Differential
@@ -42,8 +41,8 @@ __all__ = ["METHODS", "Ode", "odeint"]
 
 METHODS = ("dopri5", *[f"scipy.{name}" for name in SCIPY])
 
-KNOTS = 128  # states that a backward integration keeps, up to twice as many
-_OFF = 1000  # times the tolerance, by which it may miss them
+KNOTS = 128  # states that a backward integration keeps; up to twice as many
+_OFF = 1000  # times the tolerance: by how much it may miss them
 _FADED = 1e-6  # of the largest tangent or cotangent at the start: below, accuracy is absolute
 
 Function = Callable[[Tensor, Values, Values], Values]
@@ -99,7 +98,7 @@ class Ode(Problem):
         layout = Layout(ys, True)
         rows = [layout.tensors(state) for state in path.states]
         xs = [torch.stack([y, *rest]) for y, *rest in zip(ys, *rows[1:])]
-        # as relative errors: of steps they are at most rtol by construction
+        # as relative errors: for steps they are at most rtol by construction
         tolerance = _OFF * self.options.relative(layout.dtype, 1 / 2)
         report = [torch.inf if path.failed else off * tolerance / _OFF, tolerance, False]
         return xs, Report(*[torch.as_tensor(x, device=t.device) for x in report])
@@ -107,7 +106,7 @@ class Ode(Problem):
     def _path(
         self, times: Sequence[float], ys: Values, ends: Values, ps: Values, dtype: torch.dtype, keep: int = 0
     ) -> tuple[Path, float]:
-        """The solution with ``keep`` knots or more, and how far what is known was off, in units of the tolerance."""
+        """The solution with ``keep`` knots or more, and the error at known states, in units of the tolerance."""
         layout = Layout(ys, True)
 
         def slope(t: Any, y: Tensor) -> Tensor:
@@ -161,10 +160,10 @@ class Ode(Problem):
         return of_scipy(method.partition(".")[2], slope, y, times, rtol, absolute)
 
     def _sizes(self, y: Tensor, layout: Layout) -> Callable[[Tensor, Tensor, Tensor], float]:
-        """The size of an error on the way from $y$, in units of the tolerance: the largest of those of the tensors.
+        """The size of an error in units of the tolerance: the largest over the tensors.
 
-        Of the user's own tensors the root mean square of the elements', each relative to its own tolerance; of tangents and
-        cotangents relative to the root mean square of the tensor.
+        For the user's own tensors it is the root mean square over the elements, each relative to its own tolerance; for
+        tangents and cotangents it is relative to the root mean square of the tensor.
         """
         options, parts, plain = self.options, layout.sizes, self.plain
         rtol = options.relative(layout.dtype, 1 / 2)
@@ -198,7 +197,7 @@ class Ode(Problem):
         return [torch.stack(list(column)) for column in zip(*rows)]
 
     def _tangent(self, moving: tuple[int, ...]) -> Ode:
-        """The problem of $y$ and its tangent. Its parameters are all, and the tangents of those at ``moving``."""
+        """The problem of $y$ and its tangent. Its parameters are followed by the tangents of those at ``moving``."""
         key, m = ("tangent", moving), self.count
         if key not in self._others:
 
@@ -241,7 +240,7 @@ class Ode(Problem):
         given, m, c = dict(zip(places, tangents)), self.count, len(self.known)
         changes = [given[i] if i in given else torch.zeros_like(x) for i, x in enumerate(tensors[: 1 + m + c])]
         time, start, end = changes[0], changes[1 : 1 + m], changes[1 + m :]
-        if 0 in given:  # the tangents of the path are those at fixed times
+        if 0 in given:  # the tangents of the path are for fixed times
             start = [d - f * time[0] for d, f in zip(start, self.function(t[0], ys, ps))]
             if self.inner is not None:
                 end = [d - f * time[-1] for d, f in zip(end, self.inner.function(t[-1], ends, ps))]
@@ -303,18 +302,18 @@ def odeint(
     Derivatives are as accurate as the solution.
 
     Args:
-        f: ``f(t, y, *params)``, differentiable; $t$ has no dims, and the result has the structure and the shapes of $y$. A
-            tensor that it reads in another way than as an argument must not require grad.
+        f: ``f(t, y, *params)``, differentiable; $t$ has no dims, and the result has the structure and the shapes of
+            $y$. Tensors that it reads, other than arguments, must not require grad.
         y0: a tensor, or a tree of tensors, of any shape (*), real or complex.
         t: (n,), strictly increasing or strictly decreasing; $y_0$ is at the first.
         params: trees of anything.
         method: "dopri5", the method of Dormand and Prince; "scipy.RK45", "scipy.RK23", "scipy.DOP853", "scipy.Radau",
             "scipy.BDF" and "scipy.LSODA" on the CPU, the last three also for stiff equations; or ``(f, y0, t) ->
-            states`` with ``f(t, y)`` and states of vectors of real numbers, as torchdiffeq's.
+            states`` with ``f(t, y)`` and states of vectors of real numbers, such as torchdiffeq's.
         rtol: relative tolerance of a step; None: eps^(1/2) of the dtype.
-        atol: absolute tolerance of a step; None: as rtol. Tangents and cotangents are of a scale of their own.
+        atol: absolute tolerance of a step; None: as rtol. Tangents and cotangents have their own scale.
         maxiter: the most steps from one time to the next, of dopri5; None: 10,000.
-        on_failure: as in `root`: where the solver gave up, or where $y$ cannot be followed backward in time.
+        on_failure: as in `root`, if the solver gave up, or $y$ cannot be integrated backward in time.
 
     Returns:
         The states, of the structure of $y_0$: (n, *). The first is $y_0$. Under vmap the solver is called for each element

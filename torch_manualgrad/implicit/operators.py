@@ -1,7 +1,7 @@
 """Linear operators that depend on parameters: products, their adjoints, and the Jacobian of a function.
 
-An operator acts on lists of tensors. `Operator.at` fixes its parameters and prepares what all products share; the products
-are differentiable in the parameters at every level that is outside.
+An operator acts on lists of tensors. `Operator.at` fixes its parameters and does the work common to all products; the
+products are differentiable in the parameters at every outer level.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Adjoint(Operator):
         self.transposed, self.real = of, of.real
 
     def at(self, parameters: Values, like: Values) -> Callable[[Values], Values]:
-        # the point does not matter, as the operator is linear
+        # the same at every point: the operator is linear
         point = [torch.ones_like(x) for x in like]
         product = self.transposed.at(parameters, like)
         return pull_back(lambda *values: product(values), point)[1]
@@ -79,7 +79,7 @@ def matching(values: Values, like: Values) -> list[Tensor]:
 
 
 def pull_back(function: Callable[..., Values], primals: Values) -> tuple[Values, Callable[[Values], Values]]:
-    """The results of a function, and its vjp, which can be called again and again."""
+    """The results of a function, and its vjp, which can be called repeatedly."""
     if only_autograd_and_own_levels():
         return _plain_pull_back(function, primals)
     pair: Any = torch.func.vjp(lambda *values: tuple(function(*values)), *primals)
@@ -93,7 +93,7 @@ def pull_back(function: Callable[..., Values], primals: Values) -> tuple[Values,
 
 
 def _plain_pull_back(function: Callable[..., Values], primals: Values) -> tuple[Values, Callable[[Values], Values]]:
-    """The same in plain autograd: faster, and for compressed sparse tensors too, which torch.func cannot wrap."""
+    """`pull_back` in plain autograd: faster, and also for compressed sparse tensors, which torch.func cannot wrap."""
     tracked = torch.is_grad_enabled()
     with torch.enable_grad():
         inputs = [x.view_as(x) if tracked and x.requires_grad else _untracked(x).requires_grad_() for x in primals]
@@ -124,5 +124,5 @@ def _untracked(x: Tensor) -> Tensor:
 def push_forward(function: Callable[..., Values], primals: Values, tangents: Values) -> Values:
     """The jvp, as the vjp of the vjp: it needs no operator to have a forward derivative."""
     results, pull = pull_back(function, primals)
-    point = [torch.ones_like(r) for r in results]  # it does not matter, as the vjp is linear
+    point = [torch.ones_like(r) for r in results]  # the same at every point: the vjp is linear
     return pull_back(lambda *cotangents: pull(cotangents), point)[1](matching(tangents, primals))

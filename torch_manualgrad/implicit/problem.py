@@ -4,9 +4,9 @@ A problem is an equation $F(x, t) = 0$ that determines $x$ by tensors $t$, with 
 
     $J dx = -F_t dt$,   with   $J = dF/dx$,
 
-which is a linear problem. So is $J^H u = g$, by which the vjp is $-F_t^H u$. Both are problems again, solved by the same
-operator, at tensors that are tracked at all other levels: derivatives of higher order follow. A batch of problems, under
-vmap, is a problem as well, whose jvp and vjp are those of one problem under vmap.
+which is a linear problem. So is $J^H u = g$, which gives the vjp $-F_t^H u$. Both are problems again, solved by the
+same operator, with tensors that are tracked at all other levels. So derivatives of higher order follow. A batch of
+problems, under vmap, is a problem as well, whose jvp and vjp are those of one problem under vmap.
 
 References:
     Blondel et al., Efficient and Modular Implicit Differentiation, NeurIPS 2022; ``jax.lax.custom_root`` and
@@ -51,9 +51,9 @@ __all__ = ["Linear", "Problem", "Root", "placed", "solution"]
 _numbers = itertools.count(1)
 _problems: weakref.WeakValueDictionary[int, Problem] = weakref.WeakValueDictionary()
 
-_ENTRIES = 2**24  # of the dense matrices that are in memory at the same time
+_ENTRIES = 2**24  # of the dense matrices in memory at the same time
 
-_traced: list[Problem] = []  # kept for graphs, which have the numbers of problems only
+_traced: list[Problem] = []  # kept for graphs, which have only the numbers of problems
 
 _library = torch.library.Library("manualgrad_implicit", "FRAGMENT")
 _library.define("solve(int problem, Tensor[] tensors) -> Tensor[]")
@@ -66,8 +66,8 @@ class Problem:
 
     Attributes:
         count: how many tensors the solution has.
-        number: by which the operator finds the problem.
-        is_traced: whether a graph has it. Its solution then has the dtypes of `like`.
+        number: identifies the problem to the operator.
+        is_traced: whether it belongs to a graph. Its solution then has the dtypes of `like`.
     """
 
     count: int
@@ -82,11 +82,11 @@ class Problem:
         raise NotImplementedError
 
     def attempt(self, tensors: Values, readable: bool) -> tuple[list[Tensor], Report]:
-        """The solution, not tracked, and how good it is; ``readable`` unless it is called under vmap."""
+        """The untracked solution, and its report; ``readable`` unless it is called under vmap."""
         raise NotImplementedError
 
     def direct_size(self, tensors: Values) -> int:
-        """The order of the matrix if the solver is the direct one, so that `attempt` can be called under vmap; else 0."""
+        """The order of the matrix for the direct solver, whose `attempt` can be called under vmap; else 0."""
         return 0
 
     def announce(self, report: Report) -> None:
@@ -336,7 +336,7 @@ def _attempt_as_tuple(problem: Problem, tensors: Values) -> Any:
 
 
 class _Rule(Derivative):
-    """The derivative of the operator for so many tensors and so many results; the first value is the problem's number."""
+    """The derivative of the operator, for so many tensors and results; the first value is the problem's number."""
 
     pure = False
 
@@ -384,13 +384,13 @@ class _Rule(Derivative):
             return _over_batches(lambda tangents: problem.jvp(xs, tensors, places, tangents), tangents)
 
         with saved_tensors_unhooked():
-            # the rule begins transforms, which this level, in the middle of the call, could not
+            # the rule starts transforms, which is impossible at this level, in the middle of the call
             found: Sequence[Any] = at_next_level(rule, list(outputs), list(inputs[1:]), moving)
         return found
 
 
 def _over_batches(rule: Callable[[Values], Values], values: Values) -> Values:
-    """``rule(values)``; of gradients that PyTorch has batched, with ``is_grads_batched``, by torch.func.vmap."""
+    """``rule(values)``; for gradients batched by PyTorch (``is_grads_batched``), by torch.func.vmap."""
     outside, dims, level = outside_of_batched_gradients(values)
     if not level:
         return rule(values)
@@ -420,7 +420,7 @@ _ESCAPED = (
 
 def _kernel(number: int, tensors: Sequence[Tensor]) -> list[Tensor]:
     problem = _problems[number]
-    # whatever transforms and tangents there are, the solver runs outside of them, and nothing tracks it
+    # the solver runs outside of all transforms and tangents, and untracked
     with in_clean_state(), transforms_in_dual_level(), torch.no_grad():
         try:
             xs, report = problem.attempt([apart_from_levels(x.detach()) for x in tensors], True)

@@ -32,21 +32,21 @@ def root(
 ) -> Callable[..., Any]:
     """A function that solves $f(x, params) = 0$ for $x$, with derivatives of every order in the parameters.
 
-    The solver runs without a graph: what is differentiated is the equation, at its solution. A vjp solves one linear system
+    The solver runs without a graph: the equation is differentiated, at its solution. A vjp solves one linear system
     with $(df/dx)^H$ and a jvp one with $df/dx$.
 
     Args:
-        f: ``f(x, *params)``, differentiable; the result has the structure and the shapes of $x$. A tensor that it
-            reads in another way than as an argument must not require grad.
+        f: ``f(x, *params)``, differentiable; the result has the structure and the shapes of $x$. Tensors that it reads,
+            other than arguments, must not require grad.
         solver: ``solver(f, x0, *params) -> x``. It need not be differentiable.
         tangent_solver: the solver of the linear systems: "direct", "gmres", "minres", "cg", "bicgstab", one of
             scipy's ("scipy.gmres"), or a function ``(matvec, b) -> x``. "auto" is direct up to 256 unknowns, with a
             dense Jacobian, and gmres above.
-        rtol: relative tolerance. None: eps^(2/3) of the dtype for linear systems, and eps^(1/2) in the check of what
-            ``solver`` returns: $||f(x)||$ is compared with $||f(x_0)||$ and with $||x||$, whichever is larger.
+        rtol: relative tolerance. None: eps^(2/3) of the dtype for linear systems, and eps^(1/2) in the check of the
+            solver's result: $||f(x)||$ is compared with $||f(x_0)||$ and with $||x||$, whichever is larger.
         atol: absolute tolerance.
         maxiter: the most products of a linear solve; None: ten for each unknown, and at most 20,000.
-        on_failure: what happens if a solve has not converged: "warn" with a `ConvergenceWarning`, "raise" a
+        on_failure: if a solve has not converged: "warn" with a `ConvergenceWarning`, "raise" a
             `ConvergenceError`, or "ignore", which also saves the evaluations of the check.
 
     Returns:
@@ -94,7 +94,7 @@ def fixed_point(
 ) -> Callable[..., Any]:
     """A function that solves $x = f(x, params)$ for $x$, with derivatives of every order in the parameters.
 
-    It is `root` of $f(x, params) - x$, with a solver of its own.
+    It is `root` of $f(x, params) - x$, with its own default solver.
 
     Args:
         f: ``f(x, *params)``, as in `root`.
@@ -102,7 +102,7 @@ def fixed_point(
         tangent_solver: as in `root`.
         rtol: as in `root`; eps^(2/3) in Anderson acceleration too, relative to $||x||$.
         atol: as in `root`, and in Anderson acceleration.
-        maxiter: as in `root`; of Anderson acceleration too, where None is 1,000.
+        maxiter: as in `root`, and for Anderson acceleration, with None for 1,000.
         on_failure: as in `root`.
 
     Returns:

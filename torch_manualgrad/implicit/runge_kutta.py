@@ -1,4 +1,4 @@
-"""Initial value problems on one vector: an explicit Runge-Kutta method that chooses its steps, and scipy's methods."""
+"""Initial value problems on one vector: an explicit Runge-Kutta method with adaptive steps, and scipy's methods."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Path(NamedTuple):
     """A solution.
 
     Attributes:
-        states: at the times that were asked for.
-        knots: some of the times that the method stepped to, the first among them, and the states there.
-        step: the size of the step it would take next; 0 if unknown.
-        failed: whether it gave up; the states are then nan from there on.
+        states: at the requested times.
+        knots: some of the times that the method stepped to, including the first, and the states there.
+        step: the size of the next step; 0 if unknown.
+        failed: whether it gave up; the remaining states are then nan.
     """
 
     states: list[Tensor]
@@ -60,10 +60,10 @@ def dormand_prince(
         f: ``f(t, y)``.
         y: the state at the first time, (n,).
         times: increasing or decreasing.
-        size: ``(error, before, after)``: how large the error of a step is; at most 1 is accepted.
+        size: ``(error, before, after)``: the size of the error of a step; at most 1 is accepted.
         maxiter: the most steps from one time to the next.
         step: the size of the first step; 0: chosen.
-        keep: how many knots there are at least, if there are as many steps; at most twice as many.
+        keep: the least number of knots, if there are as many steps; at most twice as many are kept.
 
     References:
         Dormand and Prince, J. Comput. Appl. Math. 6 (1980) 19; Hairer, Norsett and Wanner, Solving Ordinary Differential
@@ -90,7 +90,7 @@ def dormand_prince(
                     knots.append((t, y))
                     if len(knots) > 2 * keep:
                         knots, every = knots[::2], 2 * every
-                step = max(step, h * factor) if h < step else h * factor  # a step cut short says little
+                step = max(step, h * factor) if h < step else h * factor  # a shortened step says little
             else:
                 step = h * factor
             if count >= maxiter and t != end or step < 4 * torch.finfo(torch.float64).eps * abs(t):
@@ -131,7 +131,7 @@ def _first_step(
 
 
 def of_scipy(name: str, f: Slope, y: Tensor, times: Sequence[float], rtol: float, atol: Tensor) -> Path:
-    """The same by one of scipy's methods, which run on the CPU.
+    """`dormand_prince` with one of scipy's methods, which run on the CPU.
 
     Args:
         name: one of `SCIPY`.

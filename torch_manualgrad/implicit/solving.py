@@ -1,4 +1,4 @@
-"""Which solver a linear system gets, and how well it has solved it."""
+"""Selects the solver of a linear system, and reports how well it has solved it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Report(NamedTuple):
 
     Attributes:
         residual: its norm.
-        bound: what it has to be at most.
+        bound: the largest accepted norm.
         singular: whether a direct solver found a zero pivot.
     """
 
@@ -74,7 +74,7 @@ class Report(NamedTuple):
     singular: Tensor
 
     def failed(self) -> Tensor:
-        """Where the solve did not converge; inf and nan have not."""
+        """Where the solve did not converge, including inf and nan."""
         return ~(self.residual <= self.bound) | ~self.residual.isfinite() | self.singular
 
     def announce(self, name: str, on_failure: str, advice: str) -> None:
@@ -99,7 +99,7 @@ class Report(NamedTuple):
 
 
 def known(solver: Any, argument: str) -> None:
-    """Raise if ``solver`` is the name of none.
+    """Raise if ``solver`` is not the name of a solver.
 
     Raises:
         ArgumentError: another name.
@@ -131,12 +131,12 @@ def solved(
         real: whether $A$ may be linear over the real numbers only.
         symmetric: whether $A$ is Hermitian.
         preconditioner: an approximate inverse of $A$.
-        readable: whether values can be read; under vmap they cannot, and only the direct solver works.
+        readable: whether values can be read; not under vmap, where only the direct solver works.
 
     Returns:
         The solution, and the report.
     """
-    layout = Layout(b, real or options.solver == "scipy.minres")  # which is for real numbers only
+    layout = Layout(b, real or options.solver == "scipy.minres")  # it takes only real numbers
 
     def on_vectors(function: Any) -> Callable[[Tensor], Tensor]:
         return lambda vector: layout.vector(function(layout.tensors(vector)))
@@ -167,7 +167,7 @@ def solved(
         _check_symmetry(A, layout.vector(found), image, rtol)
     residual = torch.linalg.vector_norm(vector - image)
     size, eps = torch.linalg.vector_norm(vector), torch.finfo(layout.dtype).eps
-    # the rounding of b - A x itself, at a large x, is no failure; that of a nearly singular A is
+    # rounding of b - A x at a large x is not a failure; that of a nearly singular A is
     rounding = torch.minimum(100 * eps * torch.linalg.vector_norm(x), eps**0.5 * size)
     bound = torch.maximum((10 * rtol * size).clamp(min=options.atol), rounding)
     return found, Report(residual, bound, singular)
@@ -188,7 +188,7 @@ def _check_symmetry(A: Callable[[Tensor], Tensor], x: Tensor, image: Tensor, rto
 
 
 def chosen(size: int, symmetric: bool) -> str:
-    """The solver that "auto" is."""
+    """The solver that "auto" selects."""
     return "direct" if size <= DIRECT_UP_TO else "minres" if symmetric else "gmres"
 
 
@@ -201,7 +201,7 @@ def _direct(A: Callable[[Tensor], Tensor], b: Tensor, readable: bool) -> tuple[T
             raise
         columns = torch.stack([A(column) for column in unit])
     x, info = torch.linalg.solve_ex(columns.mT, b)
-    if readable and bool(info > 0) and bool(columns.isfinite().all()):  # the shortest of the least-squares solutions
+    if readable and bool(info > 0) and bool(columns.isfinite().all()):  # the least-squares solution of smallest norm
         x = torch.linalg.pinv(columns.mT) @ b
     return x, info > 0
 

@@ -1,4 +1,4 @@
-"""Between lists of tensors and one vector, and between pytrees and lists."""
+"""Converts between lists of tensors and one vector, and between pytrees and lists."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Layout", "Structure"]
 
 
 class Layout:
-    """How a list of tensors is one vector.
+    """The layout of a list of tensors as one vector.
 
     Args:
         like: tensors of these shapes and dtypes.
@@ -50,14 +50,14 @@ class Layout:
 
 
 class Structure:
-    """A pytree without its tensors: the rest of it, by which `join` makes it again."""
+    """A pytree without its tensors; `join` rebuilds it."""
 
     def __init__(self, tree: Any) -> None:
         leaves, self.spec = pytree.tree_flatten(tree)
         self._constants = [None if isinstance(x, Tensor) else (x,) for x in leaves]
 
     def split(self, tree: Any) -> list[Tensor]:
-        """The tensors of the tree. They are not kept here."""
+        """The tensors of the tree, which this object does not keep."""
         return [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor)]
 
     def join(self, tensors: Sequence[Tensor]) -> Any:

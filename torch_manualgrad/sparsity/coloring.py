@@ -24,10 +24,10 @@ def color(pattern: object, kind: Kind = "columns", ordering: Ordering = "auto", 
 
     Args:
         pattern: (m, n), the matrix or its pattern: a tensor, dense or sparse, or a sparse matrix of scipy.
-        kind: "columns": columns of one color have no nonzero in the same row. "rows": the same of rows. "star": of a
-            symmetric matrix, such that each nonzero can be read off the sums of the columns of each color. "acyclic": such
-            that it can be computed from these by substitution.
-        ordering: in which order columns are colored; "auto" takes the least number of colors of four orderings.
+        kind: "columns": columns of one color have no nonzero in the same row. "rows": the same for rows. "star": for a
+            symmetric matrix, each nonzero can be read from the sums of the columns of each color. "acyclic": it can be
+            computed from these by substitution.
+        ordering: the order in which columns are colored; "auto" takes the best of four orderings.
         seed: of the random ordering.
 
     Returns:
@@ -35,7 +35,7 @@ def color(pattern: object, kind: Kind = "columns", ordering: Ordering = "auto", 
 
     Raises:
         TypeError: ``pattern`` is not a matrix.
-        ValueError: a name is unknown, or the pattern is not symmetric where it has to be.
+        ValueError: a name is unknown, or the pattern is not symmetric as required.
 
     References:
         Gebremedhin, Manne and Pothen, SIAM Review 47 (2005) 629, algorithm 3.2; Gebremedhin, Tarafdar, Manne and Pothen, SIAM

@@ -1,4 +1,4 @@
-"""Products with the derivative in several directions at once, and its entries from these."""
+"""Computes products with the derivative in several directions at once, and reads its entries from them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..core.internals import transforms_in_dual_level
 
 __all__ = ["Compression", "backward_product", "chunk_for", "forward_product"]
 
-_BUDGET = 2**28  # bytes that the directions of one chunk may take
+_BUDGET = 2**28  # bytes for the directions of one chunk
 Product = Callable[[Tensor], Tensor]
 
 
@@ -22,7 +22,7 @@ def chunk_for(colors: int, bytes_of_one: int, given: int | None) -> int:
 
 
 def forward_product(function: Callable[[Tensor], Tensor], x: Tensor, factor: complex = 1) -> Product:
-    """Products with the Jacobian, by jvps; of ``factor`` times the direction."""
+    """Products of the Jacobian with ``factor`` times a direction, by jvps."""
 
     def product(v: Tensor) -> Tensor:
         found: Tensor = torch.func.jvp(function, (x,), (v if factor == 1 else factor * v,))[1]
@@ -43,7 +43,7 @@ def backward_product(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[P
 
 
 class Compression:
-    """Directions that are sums of unit vectors of one color, and where the entries are in the products with them.
+    """Directions that are sums of unit vectors of one color, and the places of the entries in the products with them.
 
     No more than one chunk of products exists at a time.
 

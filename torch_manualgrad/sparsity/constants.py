@@ -1,4 +1,4 @@
-"""The further arguments of a function, as far as a pattern depends on them."""
+"""The properties of a function's further arguments that a pattern depends on."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def _indices(x: Tensor) -> Tensor:
 
 
 class Constants:
-    """Arguments that a pattern was found for: the shapes of tensors, the values of integers, and the places in sparse matrices.
+    """The arguments of a pattern: the shapes of tensors, the values of integers, and the patterns of sparse matrices.
 
     Args:
-        args: as they were given when the pattern was found.
+        args: those for which the pattern was found.
     """
 
     def __init__(self, args: Sequence[Any]) -> None:
@@ -42,9 +42,9 @@ class Constants:
         return (x.shape, None if _is_differentiable(x) else x.detach().clone())
 
     def check(self, args: Sequence[Any]) -> None:
-        """Raise if the pattern may be another one for these arguments.
+        """Raise if the pattern may differ for these arguments.
 
-        Values of tensors are not compared where they cannot be read, in a graph or in a transform.
+        Values of tensors are not compared in a graph or a transform, where they cannot be read.
 
         Raises:
             ArgumentError: an argument has another structure, shape or value.

@@ -21,13 +21,13 @@ __all__ = ["Detected", "detached", "detect"]
 
 @dataclass(frozen=True)
 class Detected:
-    """What a run has shown.
+    """The findings of a run.
 
     Attributes:
         pattern: of the Jacobian, or of the Hessian.
         output: the result of the function.
         conservative: the operators whose results were taken to depend on everything, and how often.
-        bytes: the size of all that was computed from the input.
+        bytes: the size of all values computed from the input.
     """
 
     pattern: Pattern
@@ -37,7 +37,7 @@ class Detected:
 
 
 class _Readings(TorchFunctionMode):
-    """Refuses what reads the values of a tensor that depends on the input, past the operators."""
+    """Refuses functions that bypass operators to read values of a tensor that depends on the input."""
 
     def __init__(self, trace: Trace) -> None:
         super().__init__()
@@ -63,16 +63,16 @@ def detect(f: Callable[..., Any], x: Tensor, args: Sequence[Any], second: bool =
 
     Args:
         f: ``f(x, *args)``, a tensor.
-        x: any shape; its values do not matter, as long as ``f`` can be evaluated there.
+        x: any shape; its values do not matter if ``f`` can be evaluated there.
         args: constants.
-        second: whether second derivatives are meant; ``f`` then returns one number.
+        second: whether to find second derivatives; ``f`` then returns one number.
 
     Returns:
         The pattern (numel of the result, numel of x), or (numel of x, numel of x).
 
     Raises:
         PatternError: the function branches on values, or returns a tensor that is not dense.
-        TypeError: it returns something else than a tensor.
+        TypeError: it does not return a tensor.
     """
     x = x.detach()
     inside = x.clone(memory_format=torch.contiguous_format)
@@ -93,7 +93,7 @@ def detect(f: Callable[..., Any], x: Tensor, args: Sequence[Any], second: bool =
     for name in _autograd_functions(y):
         conservative[name] = conservative.get(name, 0) + 1
     if len(conservative) > len(trace.conservative):
-        # its backward may be anything, and is not in the trace
+        # its backward is arbitrary, and not in the trace
         rows = n if second else m
         crow = (
             torch.arange(0, rows * n + 1, n, device="cpu")

@@ -1,4 +1,4 @@
-"""Orderings and greedy colorings of patterns, as operators: the algorithms in Python, and C++ where the library is built.
+"""Orderings and greedy colorings of patterns, as operators: in Python, and in C++ if the library is built.
 
 The kernels in csrc/sparsity return the same, entry for entry. A bipartite graph is a list of nets for each vertex, and the
 vertices of each net: to color columns, a vertex is a column and a net a row.
@@ -55,7 +55,7 @@ def _degree_order(vertex_ptr: Tensor, nets: Tensor, net_ptr: Tensor, vertices: T
     degree = [sum(1 for _ in _neighbors(v, of_vertex, of_net)) for v in range(n)]
     if kind == 0:
         return torch.tensor(sorted(range(n), key=lambda v: -degree[v]), dtype=torch.int64, device=nets.device)
-    buckets: list[list[int]] = [[] for _ in range(n + 2)]  # an entry whose key has changed since is skipped
+    buckets: list[list[int]] = [[] for _ in range(n + 2)]  # entries with outdated keys are skipped
     order: list[int] = []
     if kind == 1:
         for v in range(n):
@@ -169,7 +169,7 @@ def _acyclic(crow: Tensor, col: Tensor, order: Tensor) -> Tensor:
         Gebremedhin, Tarafdar, Manne and Pothen, SIAM J. Sci. Comput. 29 (2007) 1042, algorithm 3.1.
     """
     graph = _Graph(crow, col)
-    color, parent = [-1] * graph.count, [*range(col.numel())]  # sets of edges: those of two colors that hang together
+    color, parent = [-1] * graph.count, [*range(col.numel())]  # sets of edges: connected edges of two colors
 
     def find(e: int) -> int:
         while parent[e] != e:
@@ -201,14 +201,15 @@ def _acyclic(crow: Tensor, col: Tensor, order: Tensor) -> Tensor:
 
 
 def _elimination(crow: Tensor, col: Tensor, colors: Tensor) -> Tensor:
-    """For each entry off the diagonal when it is known, and from which row of the compressed matrix.
+    """For each entry off the diagonal, the step that computes it, and the row of the compressed matrix that it is read
+    from.
 
     An entry (v, w) is ``B[v, color of w]`` minus the entries of row v whose columns have that color too. It can be computed
     at step k if these are known from the steps before.
 
     Returns:
         (nnz), $2 k + 1$ if the entry is computed from its own row, $2 k$ if from that of its mirror image; -1 on the
-        diagonal, and -2 where colors have a cycle, so that it is never known.
+        diagonal, and -2 if colors have a cycle, so that it is never known.
     """
     graph, color = _Graph(crow, col), colors.tolist()
     step, group = [-2] * col.numel(), [-1] * col.numel()

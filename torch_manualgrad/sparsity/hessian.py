@@ -21,7 +21,7 @@ from .trace import PatternError
 
 __all__ = ["HessianPlan", "SparseHessian", "hessian_blocks", "sparse_hessian"]
 
-_BYTES = 64  # that a product takes for each byte of x, if no trace has measured it
+_BYTES = 64  # of a product per byte of x, if no trace has measured it
 Mode = Literal["auto", "fwd-rev", "rev-rev"]
 Coloring = Literal["star", "acyclic", "columns"]
 
@@ -40,17 +40,16 @@ def _product(f: Callable[..., Any], x: Tensor, args: Any, mode: str) -> Callable
 
 
 class HessianPlan(Plan):
-    """A Hessian that is prepared once and evaluated often; `mg.sparse_hessian.prepare` makes it.
+    """A Hessian that is prepared once and evaluated often, made by `mg.sparse_hessian.prepare`.
 
     Attributes:
         shape: of the COO tensor: twice that of ``x``.
         mode: "fwd-rev", products by the jvp of the gradient, or "rev-rev", by its vjp.
         colors: the number of colors, and of products.
         coloring: the color of each element of ``x``.
-        conservative: the operators that were taken to mix all of their inputs, and how often each was called.
+        conservative: the operators assumed to mix all of their inputs, and how often each was called.
         chunk_size: how many products are computed at once.
-        steps: how many entries have to be known, one after the other, before the last one; 1 unless the coloring is
-            acyclic.
+        steps: the number of sequential steps to the last entry; 1 unless the coloring is acyclic.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ def _check_output(y: Tensor) -> None:
 
 
 class SparseHessian:
-    """`mg.sparse_hessian`: Hessians with few nonzeros, by few products.
+    """`mg.sparse_hessian`: Hessians with few nonzeros, from a few products.
 
     Call it with a function, or prepare a plan: ``mg.sparse_hessian(f)(x)``, ``mg.sparse_hessian.prepare(f, x)``.
     """
@@ -123,14 +122,14 @@ class SparseHessian:
     ) -> Callable[..., Any]:
         """A function that returns the Hessian of another as a sparse matrix.
 
-        Each call finds the pattern and colors anew. `prepare` does this once.
+        Each call finds the pattern and colors again. `prepare` does this once.
 
         Args:
             f: ``f(x, *args)``, real and without dims, of a real tensor and constants.
             mode: how products with the Hessian are computed: "fwd-rev", by the jvp of the gradient, or "rev-rev", by its
                 vjp. "auto" is the first, if ``f`` has it.
-            pattern: (n, n), symmetric, which entries may be nonzero; as of `mg.sparse_jacobian`.
-            coloring: "star", "acyclic", which has fewer colors and computes entries one after the other, or "columns",
+            pattern: (n, n), symmetric, the entries that may be nonzero; as in `mg.sparse_jacobian`.
+            coloring: "star", "acyclic", with fewer colors, which computes entries sequentially, or "columns",
                 which does not use symmetry.
             ordering: as in `mg.sparsity.color`.
             check: as in `mg.sparse_jacobian`.
@@ -254,8 +253,8 @@ sparse_hessian = SparseHessian()
 def hessian_blocks(f: Callable[..., Any], *, mode: Mode = "auto", check: bool = True) -> Callable[..., Any]:
     """A function that returns the diagonal blocks of the Hessian of a separable function.
 
-    A function is separable over the first dim of ``x`` if $f(x) = sum_i g_i(x_i)$. Its Hessian then consists of one block
-    for each $x_i$, and all blocks together take as many products as one of them has columns.
+    A function is separable over the first dim of ``x`` if $f(x) = sum_i g_i(x_i)$. Its Hessian then consists of one
+    block for each $x_i$, and all blocks together take one product per column of a block.
 
     Args:
         f: ``f(x, *args)``, real and without dims.
@@ -263,8 +262,8 @@ def hessian_blocks(f: Callable[..., Any], *, mode: Mode = "auto", check: bool = 
         check: whether to find the pattern of the Hessian, and to raise if it has entries outside of the blocks.
 
     Returns:
-        ``blocks(x, *args)``: for ``x`` of shape (b, *s), a dense tensor (b, *s, *s), differentiable in all modes and under
-        vmap; there ``check`` has to be False.
+        ``blocks(x, *args)``: for ``x`` of shape (b, *s), a dense tensor (b, *s, *s), differentiable in all modes and
+        under vmap, which requires ``check=False``.
 
     Raises:
         TypeError: an argument is not of its type, or ``x`` is not real.
@@ -291,7 +290,7 @@ def hessian_blocks(f: Callable[..., Any], *, mode: Mode = "auto", check: bool = 
                     "be nonzero. check=False returns the blocks of the sums over all of these"
                 )
         how = mode if mode != "auto" else "fwd-rev" if _has_forward(f, x, args) else "rev-rev"
-        # the product for a column of all blocks has all of their rows
+        # one product gives a column of every block, with all its rows
         entry = torch.arange(x.numel() * size, device="cpu").reshape(len(x), size, size)
         column, row = entry % size, torch.div(entry, size, rounding_mode="floor")
         coloring = torch.arange(size, device="cpu").repeat(len(x))

@@ -24,14 +24,14 @@ Mode = Literal["auto", "fwd", "rev"]
 
 
 class JacobianPlan(Plan):
-    """A Jacobian that is prepared once and evaluated often; `mg.sparse_jacobian.prepare` makes it.
+    """A Jacobian that is prepared once and evaluated often, made by `mg.sparse_jacobian.prepare`.
 
     Attributes:
-        shape: of the COO tensor: that of the result of ``f``, and then that of ``x``.
+        shape: of the COO tensor: the shape of the result of ``f``, then that of ``x``.
         mode: "fwd", products by jvps, or "rev", by vjps.
         colors: the number of colors, and of products.
         coloring: the color of each column (n), or in mode "rev" of each row (m).
-        conservative: the operators that were taken to mix all of their inputs, and how often each was called.
+        conservative: the operators assumed to mix all of their inputs, and how often each was called.
         chunk_size: how many products are computed at once.
     """
 
@@ -123,7 +123,7 @@ def _check_products(plan: JacobianPlan, x: Tensor, args: Any, count: int = 2) ->
 
 
 class SparseJacobian:
-    """`mg.sparse_jacobian`: Jacobians with few nonzeros, by few products.
+    """`mg.sparse_jacobian`: Jacobians with few nonzeros, from a few products.
 
     Call it with a function, or prepare a plan: ``mg.sparse_jacobian(f)(x)``, ``mg.sparse_jacobian.prepare(f, x)``.
     """
@@ -146,20 +146,20 @@ class SparseJacobian:
     ) -> Callable[..., Any]:
         """A function that returns the Jacobian of another as a sparse matrix.
 
-        Each call finds the pattern and colors anew. `prepare` does this once.
+        Each call finds the pattern and colors again. `prepare` does this once.
 
         Args:
             f: ``f(x, *args)``, a tensor, of a tensor and constants.
             mode: "fwd" computes products by jvps, "rev" by vjps; "auto" takes the one with fewer colors.
-            pattern: (m, n), which entries may be nonzero: a tensor, dense or sparse, or a sparse matrix of scipy. None:
-                found from a run of ``f``.
+            pattern: (m, n), the entries that may be nonzero: a tensor, dense or sparse, or a sparse matrix of scipy.
+                None: found from a run of ``f``.
             ordering: of the coloring, as in `mg.sparsity.color`.
             check: whether to compare products in random directions with those of the dense Jacobian, and to raise if they
                 differ. None: if ``pattern`` is given.
-            layout: "coo": a tensor of the shape of the result of ``f`` and then of ``x``, as of ``torch.func.jacfwd``.
+            layout: "coo": a tensor with the shape of the result of ``f``, then of ``x``, as from ``torch.func.jacfwd``.
                 "csr", "bsr": (m, n), with both flattened. "scipy": a ``csr_array``.
             blocksize: of "bsr".
-            chunk_size: how many products are computed at once; None: what takes about 256 MB.
+            chunk_size: how many products are computed at once; None: about 256 MB.
             holomorphic: for a complex ``x``, the derivative of a holomorphic function. The result is checked for that in
                 one direction.
             wirtinger: for a complex ``x``, the pair $df/dz$, $df/d conj(z)$.
@@ -253,7 +253,7 @@ class SparseJacobian:
             size = 8 * (y.numel() * y.element_size() + x.numel() * x.element_size())
         if holomorphic and not y.is_complex():
             raise ArgumentError(f"holomorphic: expected a complex result of f, got {y.dtype}")
-        # products with J^H of a real x have lost the imaginary part of J
+        # for a real x, products with J^H lose the imaginary part of J
         forward_only = wirtinger or (y.is_complex() and not x.is_complex())
         if forward_only and mode == "rev":
             raise ArgumentError(f"mode: expected 'fwd' or 'auto' for a {x.dtype} x and a {y.dtype} result, got 'rev'")

@@ -1,4 +1,4 @@
-"""Matrices in sparse layouts, given their nonzeros in the order of a pattern."""
+"""Matrices in sparse layouts, from their nonzeros in the order of a pattern."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Layouts:
 
     Args:
         pattern: (m, n).
-        shape: of the COO tensor: of the result, and then of the input.
+        shape: of the COO tensor: that of the result, then that of the input.
         device: of the matrices.
     """
 

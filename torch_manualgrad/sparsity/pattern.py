@@ -1,4 +1,4 @@
-"""Which entries of a matrix may be nonzero, as compressed rows."""
+"""The entries of a matrix that may be nonzero, as compressed rows."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def pattern_of(given: Any, argument: str, shape: tuple[int, int] | None = None) 
     Args:
         given: a tensor, dense or sparse, a `Pattern`, or a sparse matrix of scipy.
         argument: its name in errors.
-        shape: (m, n) that it has to have; a dense tensor may have more dims, of as many elements.
+        shape: the required (m, n); a dense tensor may have more dims with the same number of elements.
 
     Raises:
         TypeError: it is none of these, or has another shape.
@@ -123,7 +123,7 @@ def pattern_of(given: Any, argument: str, shape: tuple[int, int] | None = None) 
             size = tuple(x.shape)
             if x.layout is torch.strided:
                 row, column = x.nonzero().unbind(1)
-            else:  # entries that are stored count, whatever their values are
+            else:  # stored entries count, whatever their values
                 row, column = x.to_sparse_coo().coalesce().indices()
         else:
             raise TypeError(f"{argument}: expected a tensor or a sparse matrix of scipy, got {described(given)}")

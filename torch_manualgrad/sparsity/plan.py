@@ -1,4 +1,4 @@
-"""What is prepared once and evaluated often: a pattern, its colors, and where each nonzero is found."""
+"""Plans, prepared once and evaluated often: a pattern, its colors, and the place of each nonzero."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def called(name: str) -> Callable[[F], F]:
-    """Give a method the name that errors have for it."""
+    """Give a method its name in errors."""
 
     def rename(function: F) -> F:
         function.__name__ = name
@@ -40,7 +40,7 @@ def check_input(x: Any) -> Tensor:
 
 
 def outside_of_transforms(x: Tensor, name: str) -> None:
-    """Raise inside of a transform of torch.func, which sparse tensors cannot pass."""
+    """Raise inside of a transform of torch.func, which does not support sparse tensors."""
     if in_functorch() and value_of(x) is not x:
         raise RuntimeError(
             f"{name}: sparse tensors cannot pass transforms of torch.func. Call {name}.prepare(f, x) outside of the "
@@ -56,7 +56,7 @@ class Plan:
         mode: how products are computed.
         colors: the number of colors, and of products.
         coloring: the color of each column, or of each row.
-        conservative: the operators that were taken to mix all of their inputs, and how often each was called.
+        conservative: the operators assumed to mix all of their inputs, and how often each was called.
         chunk_size: how many products are computed at once.
     """
 
@@ -142,7 +142,7 @@ class Plan:
 
 
 def check_coloring(valid: bool) -> None:
-    """Raise if entries of a matrix cannot be told apart by the colors of its columns.
+    """Raise if the colors of the columns do not separate the entries of a matrix.
 
     Raises:
         PatternError: the coloring is not valid.

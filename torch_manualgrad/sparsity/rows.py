@@ -1,7 +1,7 @@
-"""Sets of inputs, by number: the elements that depend on the same inputs share one set.
+"""Numbered sets of inputs: elements that depend on the same inputs share one set.
 
-A tensor's dependence is a tensor of numbers of sets, one for each element, so that moving elements moves numbers. Number 0
-is the empty set, and number 1 + j the set of input j alone. Nothing here loops over elements in Python.
+A tensor's dependence is a tensor of set numbers, one per element, so that moving elements moves numbers. Number 0 is
+the empty set, and number 1 + j the set of input j alone. No Python loop here runs over elements.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST = 2**28  # entries of a table, or of a pattern: 2 GB
 
 
 def expanded(begin: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-    """For runs of places, (which run, place) of each place.
+    """For runs of places, the pair (run, place) of each place.
 
     Raises:
         ArgumentError: more than `MOST` places.
@@ -40,7 +40,7 @@ def compressed(rows: Tensor, count: int) -> Tensor:
 
 
 class RowTable:
-    """The sets, which only grow in number.
+    """The table of sets; sets are only added.
 
     Args:
         inputs: the number of inputs.
@@ -108,7 +108,7 @@ class RowTable:
         pair = torch.unique(groups * self._used + ids)
         groups, ids = torch.div(pair, self._used, rounding_mode="floor"), pair % self._used
         members = torch.bincount(groups, minlength=count)
-        found[groups] = ids  # right where there is one
+        found[groups] = ids  # right for groups with one member
         several = members > 1
         if not bool(several.any()):
             return found
@@ -122,7 +122,7 @@ class RowTable:
         return found
 
     def joined(self, tensors: list[Tensor]) -> Tensor:
-        """The union, element by element, of dependences of one shape."""
+        """The elementwise union of dependences of one shape."""
         result = tensors[0]
         for other in tensors[1:]:
             result = self._joined(result, other)
@@ -131,7 +131,7 @@ class RowTable:
     def _joined(self, a: Tensor, b: Tensor) -> Tensor:
         shape, a, b = a.shape, a.reshape(-1), b.reshape(-1)
         both = (a != b) & (a != 0) & (b != 0)
-        result = torch.maximum(a, b)  # right where one is empty, and where they are equal
+        result = torch.maximum(a, b)  # right if one is empty, or both are equal
         if bool(both.any()):
             low, high = torch.minimum(a[both], b[both]), result[both]
             pair, inverse = torch.unique(low * self._used + high, return_inverse=True)

@@ -1,4 +1,4 @@
-"""Which inputs of an operator each element of its result depends on: rules for families of operators.
+"""Rules for families of operators: the inputs that each element of a result depends on.
 
 An operator without a rule is decomposed into others, and one without a decomposition depends on everything. Rules return None for
 a call that they do not cover, which then depends on everything too.
@@ -19,7 +19,7 @@ __all__ = ["rule_for"]
 
 # -- element by element -----------------------------------------------------------------------------------------------
 
-# Operators that compute each element from those in its place, and that PyTorch does not tag so.
+# Elementwise operators that PyTorch does not tag as such.
 _ELEMENTWISE = {
     "_to_copy", "copy", "native_dropout", "_prelu_kernel", "_prelu_kernel_backward", "complex", "polar", "fill", "positive",
     "lift_fresh_copy", "alias_copy", "detach_copy", "_conj_copy", "_neg_view_copy", "bernoulli", "_fused_dropout",
@@ -42,7 +42,7 @@ def _nothing(call: Call) -> list[Tensor]:
 
 def _elementwise(call: Call) -> list[Tensor] | None:
     name, shapes = call.name, [x.shape for _, x in call.tensors()]
-    if name == "fill" or name == "copy":  # nothing remains of what was there
+    if name == "fill" or name == "copy":  # nothing of the old value remains
         given = call.followed("value", "src")
         if not given:
             return _nothing(call)
@@ -89,13 +89,13 @@ _MOVEMENT = {
     "slice_copy", "select_copy", "t_copy", "transpose_copy", "unsqueeze_copy", "squeeze_copy", "diagonal_copy", "unfold_copy",
     "as_strided_copy", "split_copy", "split_with_sizes_copy", "unbind_copy", "tril_indices", "narrow_copy",
 }  # fmt: skip
-# Arguments that say where elements go; and numbers that become elements.
+# Arguments that determine where elements go, and numbers that become elements.
 _POSITIONS = {"index", "indices", "mask", "repeats"}
 _NUMBERS = {"value": 0}
 
 
 def _numbered(call: Call, function: Callable[..., Any], values: dict[str, Any]) -> list[Tensor] | None:
-    """Call a function that moves elements with numbers of elements, and read off which went where."""
+    """Call a function that moves elements with numbered elements, to find where each went."""
     known = [torch.zeros(1, dtype=torch.int64, device="cpu")]
     offset = 1
 
@@ -168,7 +168,7 @@ def _positions(call: Call) -> Tensor:
 def _written(call: Call, targets: Tensor, ids: Tensor | None, keeps: bool, linear: bool = True) -> list[Tensor]:
     """The dependence of ``self`` after elements were written at, or added to, these targets.
 
-    Where several are written to one target, the last one stays, and PyTorch's derivative is that of all of them.
+    If several are written to one target, the last one stays, but PyTorch's derivative is that of all of them.
     """
     out = call.outputs[0]
     base, targets = call.ids(call.args["self"]), targets.reshape(-1)
@@ -208,7 +208,7 @@ def _index_add(call: Call) -> list[Tensor] | None:
     return _written(call, targets, call.ids(source), call.name != "index_copy", linear)
 
 
-# -- dims that mix ----------------------------------------------------------------------------------------------------
+# -- mixed dims -------------------------------------------------------------------------------------------------------
 
 # Operators with an argument ``dim``: elements mix along these dims, or along all if there are none.
 _MIXING = {
@@ -288,7 +288,7 @@ def _matrices(call: Call) -> list[Tensor] | None:
     return [joined.reshape([*batch, *[1] * (x.dim() - len(batch))]).expand(x.shape) for x in call.outputs]
 
 
-# The factors of products, and how many dims of each are those of a matrix.
+# The factors of products, and the number of matrix dims of each.
 _PRODUCTS = {
     "mm": ("self", "mat2"), "bmm": ("self", "mat2"), "mv": ("self", "vec"), "dot": ("self", "tensor"), "vdot": ("self", "other"),
     "addmm": ("mat1", "mat2"), "baddbmm": ("batch1", "batch2"), "addmv": ("mat", "vec"), "addr": ("vec1", "vec2"),
@@ -338,7 +338,7 @@ def _is_dense(x: Tensor) -> bool:
 
 
 def _sparse_product(call: Call, left: Tensor, b: Tensor | None) -> list[Tensor] | None:
-    """A constant sparse matrix, whose pattern is that of the product, with a dense one."""
+    """The product of a constant sparse matrix, whose pattern is used, with a dense one."""
     if call.name not in ("mm", "addmm", "mv", "addmv") or b is None or left.layout is torch.strided:
         return None
     coo = left.detach().cpu().to_sparse_coo().coalesce()
@@ -379,7 +379,7 @@ def _window(
         ids: (*, spatial dims).
         kernel: the sizes of the window.
         stride: the steps between windows.
-        before: zeros before the first element; negative where elements are left out.
+        before: zeros before the first element; negative if elements are left out.
         dilation: the steps inside of a window.
         out: the numbers of windows.
     """
@@ -470,7 +470,7 @@ def rule_for(name: str, op: Any) -> Rule | None:
     """The rule of an operator of PyTorch, or None.
 
     Args:
-        name: without namespace and overload, and without the underscore of an operator that works in place.
+        name: without namespace and overload, and without the underscore of an in-place operator.
         op: the overload.
     """
     found = _RULES.get(name)
@@ -486,7 +486,7 @@ def rule_for(name: str, op: Any) -> Rule | None:
 
 
 def _is_pointwise_prim(name: str, op: Any) -> bool:
-    """Whether an operator of ``prims`` does what an operator of ATen with its name does element by element."""
+    """Whether an operator of ``prims`` has the name of an elementwise ATen operator."""
     packet = getattr(torch.ops.aten, name, None) if op.namespace == "prims" else None
     return packet is not None and any(
         torch.Tag.pointwise in getattr(packet, overload).tags for overload in packet.overloads()

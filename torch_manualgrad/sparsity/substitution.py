@@ -1,4 +1,4 @@
-"""The entries of a symmetric matrix from the sums of its columns of each color."""
+"""Computes the entries of a symmetric matrix from the sums of its columns of each color."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ __all__ = ["Substitution"]
 
 
 class Substitution:
-    """Reads the entries off the compressed matrix $B$, $B_(c i) = sum_j A_(i j)$ over the columns of color $c$.
+    """Reads the entries from the compressed matrix $B$, $B_(c i) = sum_j A_(i j)$ over the columns of color $c$.
 
     Args:
         pattern: (n, n), symmetric.
         coloring: (n).
-        kind: "columns": each entry is $B_(c_j i)$. "star": that or its mirror image. "acyclic": entries are computed one
-            after the other, each less those that are known.
+        kind: "columns": each entry is $B_(c_j i)$. "star": that or its mirror image. "acyclic": entries are computed
+            sequentially, each minus the known ones.
         device: of $B$.
 
     Attributes:
         color: (nnz), the row of $B$ that each entry is read from.
         place: (nnz), the column.
-        steps: how many entries have to be known, one after the other.
+        steps: the number of sequential steps.
     """
 
     def __init__(self, pattern: Pattern, coloring: Tensor, kind: str, device: torch.device) -> None:
         n = pattern.shape[0]
         row, col = pattern.row(), pattern.col
-        # an entry that is alone among those of its row and color
+        # an entry that is the only one of its row and color
         key, inverse, count = torch.unique(row * max(n, 1) + coloring[col], return_inverse=True, return_counts=True)
         self.steps, self._sums = 1, []
         entries = torch.arange(pattern.nnz, device="cpu")
@@ -43,7 +43,7 @@ class Substitution:
             return
         step = greedy.elimination(pattern.crow, pattern.col, coloring)
         check_coloring(bool((step > -2).all()) and bool(alone[step == -1].all()))
-        # for each entry the one of the pair that is computed from its own row; on the diagonal itself
+        # for each entry, the one of its pair that is computed from its own row; on the diagonal, the entry itself
         source = torch.where((step < 0) | (step % 2 == 1), entries, mirror)
         when = torch.where(step < 0, 0, torch.div(step, 2, rounding_mode="floor"))
         self.color, self.place = coloring[col[source]], row[source]

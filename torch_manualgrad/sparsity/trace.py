@@ -1,9 +1,9 @@
 """Runs a function and records, for each element of each tensor, the inputs that it depends on.
 
-The dependence belongs to memory, element by element, so that views and writes in place need no rule of their own: a view
-reads the entries of its storage. A dependence holds for all values, and not only for those of the run: of ``relu`` at a
-negative number, of both sides of ``torch.where``, of a product with 0. What holds for these values only, such as a number
-that is read from a tensor, raises.
+The dependence belongs to memory, element by element, so that views and in-place writes need no rules: a view reads the
+entries of its storage. A dependence holds for all values, not only for those of the run: for ``relu`` at a negative
+number, both sides of ``torch.where``, a product with 0. Operations that depend on the values, such as reading a number
+from a tensor, raise.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ class PatternError(RuntimeError):
     """A function whose pattern cannot be found, or a pattern that misses entries of the derivative."""
 
 
-# In place, and without a change of any element.
+# In place, but no element changes.
 _RESHAPES = {"squeeze_", "unsqueeze_", "transpose_", "t_", "as_strided_", "swapaxes_", "swapdims_"}
-# They read shapes, dtypes and devices, and no values.
+# They read shapes, dtypes and devices, but no values.
 _ABOUT_SHAPES = {
     "is_same_size", "sym_size", "sym_numel", "sym_stride", "sym_storage_offset", "_has_same_storage_numel",
     "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "randint_like", "new_zeros", "new_ones",
     "new_empty", "new_full", "new_empty_strided",
 }  # fmt: skip
-# Errors of a rule or a decomposition in a form of the operator that it does not cover.
+# Errors of a rule or a decomposition for an unsupported form of the operator.
 _UNKNOWN_FORM = (RuntimeError, IndexError, TypeError, ValueError, KeyError)
 
 
 @dataclass
 class _Memory:
-    """The dependence of a storage: for units of so many bytes, from its beginning."""
+    """The dependence of a storage, for each unit of a fixed number of bytes."""
 
     ids: Tensor
     unit: int
@@ -48,14 +48,14 @@ class _Memory:
 
 @dataclass
 class Call:
-    """A call of an operator, as rules see it.
+    """A call of an operator, for rules.
 
     Attributes:
-        name: of the operator, without its namespace, overload, and the underscore of one that works in place.
+        name: of the operator, without namespace, overload, and the underscore of an in-place one.
         op: the overload.
         args: the arguments, by the names of the schema, with defaults.
         outputs: the tensors that it returned, or wrote to.
-        trace: where dependences are looked up.
+        trace: has the dependences.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Call:
             self.trace.squares.append(torch.unique(ids))
 
     def product(self, a: Tensor, b: Tensor) -> None:
-        """The inputs of each set of ``a`` interact with those of the set of ``b`` in its place."""
+        """The inputs of each set of ``a`` interact with those of the set of ``b`` at its position."""
         if self.trace.second:
             a, b = (x.reshape(-1) for x in torch.broadcast_tensors(a, b))
             size = self.table.count
@@ -99,7 +99,7 @@ class Call:
 
 
 def _may_overlap(x: Tensor) -> bool:
-    """Whether two elements of a tensor may share their memory; False only if they do not."""
+    """Whether two elements of a tensor may share memory; False only if they do not."""
     reach = 0
     for stride, size in sorted((stride, size) for stride, size in zip(x.stride(), x.shape) if size > 1):
         if stride <= reach:
@@ -129,7 +129,7 @@ class Trace(DispatchMode):
         self.conservative: dict[str, int] = {}
         self.bytes = 0
         self._memories: dict[int, _Memory] = {}
-        self._alive: list[Tensor] = []  # a memory that was freed could be given out again
+        self._alive: list[Tensor] = []  # freed memory could be allocated again
         self._inside: list[Any] = []
         self.put(x, torch.arange(1, x.numel() + 1, device="cpu").reshape(x.shape))
 
@@ -162,7 +162,7 @@ class Trace(DispatchMode):
         """Give a tensor this dependence."""
         key, unit = memory_of(x), x.element_size()
         if key is None:
-            return  # zeros without memory, which transforms make
+            return  # zeros without memory, made by transforms
         memory = self._memories.get(key)
         if memory is None:
             size = x.untyped_storage().nbytes() // unit
@@ -171,15 +171,15 @@ class Trace(DispatchMode):
         elif unit < memory.unit:
             memory.ids, memory.unit = self._units(memory, unit), unit
         if not (x.is_floating_point() or x.is_complex()):
-            ids = torch.zeros_like(ids)  # of discrete values there is no derivative, although they depend on the input
+            ids = torch.zeros_like(ids)  # discrete values depend on the input, but have no derivative
         ratio, ids = unit // memory.unit, ids.reshape(x.shape)
         strides = [stride * ratio for stride in x.stride()]
         for k in range(ratio):
             written = memory.ids.as_strided(x.shape, strides, x.storage_offset() * ratio + k)
             if not _may_overlap(x):
-                written.copy_(ids.clone())  # which may lie in the same memory
+                written.copy_(ids.clone())  # they may share memory
                 continue
-            # several elements in one place: it depends on all of them
+            # several elements at one address: it depends on all of them
             places = torch.arange(len(memory.ids), device="cpu").as_strided(
                 written.shape, strides, written.storage_offset()
             )
@@ -258,13 +258,13 @@ class Trace(DispatchMode):
         return bool(outputs) and all(memory_of(x) in memories for x in outputs)
 
     def _depends_by_position(self, arguments: dict[str, Any]) -> bool:
-        """Whether a mask of the call depends on the input; of operators without one, whether anything does."""
+        """Whether a mask of the call depends on the input; for operators without a mask, whether any argument does."""
         chosen = [x for x in pytree.tree_leaves(arguments) if isinstance(x, Tensor) and self.is_followed(x)]
         selects = any(name in arguments for name in ("indices", "mask", "index"))
         return any(not selects or x.dtype in (torch.bool, torch.uint8) for x in chosen)
 
     def _by_parts(self, call: Call, args: Any, kwargs: Any) -> list[Tensor] | None:
-        """The dependences of the outputs by a decomposition of the operator, whose own calls are followed."""
+        """The dependences of the outputs, by following a decomposition of the operator."""
         decomposition = decompositions.get(call.op, call.op.decompose)
         self._inside.append(call.op)
         conservative = dict(self.conservative)
