@@ -1,4 +1,4 @@
-"""Forward mode: for every operator that lacks it, in levels to any depth, and of high order along curves."""
+"""Forward mode for operators that lack it, in levels of any depth, and of high order along curves."""
 
 from .decomposition.functions import recompute_mean_var
 from .decomposition.table import (

@@ -1,4 +1,4 @@
-"""The operators without forward mode in this torch: by its own table of derivatives, and custom ops."""
+"""The operators without forward mode in this torch: from its own table of derivatives, and custom ops."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ FIRST_ORDER_ONLY = frozenset(
 
 
 class Lacking:
-    """An operator with a derivative in reverse mode, and none in forward mode.
+    """An operator with a derivative in reverse mode, but not in forward mode.
 
     Attributes:
         op: the ``OpOverload``.
-        differentiable: for each output, whether PyTorch differentiates it; None where it says nothing.
+        differentiable: for each output, whether PyTorch differentiates it; None if that is unknown.
         has_backward: whether a gradient of any input is implemented.
     """
 
@@ -37,13 +37,13 @@ class Lacking:
 
 
 def has_formula(op: Any) -> bool:
-    """Whether PyTorch has a formula for forward mode; of operators that are not its own it has none."""
+    """Whether PyTorch has a formula for forward mode; it has none for operators of other libraries."""
     name = op.name()
     return name.startswith("aten::") and name in _with_formula()
 
 
 def lacking() -> Iterator[Lacking]:
-    """The operators of this torch that lack forward mode; views, and what writes to an argument, are not among them."""
+    """The operators of this torch that lack forward mode, except views and operators that write to an argument."""
     yield from _of_pytorch()
     for op in custom_ops_with_backward():
         yield Lacking(op)
@@ -71,7 +71,7 @@ def _of_pytorch() -> tuple[Lacking, ...]:
 
 
 def _is_formula(entry: derivatives_yaml.Entry) -> bool:
-    """Whether an output has one. Entries without lines of their own have some for each kind of tensor, dense ones one."""
+    """Whether an output has a formula. An entry may have them by kind of tensor, one of which is dense."""
     if not entry.lines:
         return True
     keys = {key.strip() for keys in entry.lines for key in keys.split(",")} - {"output_differentiability"}

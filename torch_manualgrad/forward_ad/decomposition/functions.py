@@ -1,7 +1,7 @@
 """The package's decompositions: operators without a formula for forward mode, as differentiable functions.
 
 Each has the parameters of its operator; the normalizations take them by position. The normalizations and the softmax
-are bodies of formulas that the rules use, too; there the saved mean and inverse deviation are functions of the input,
+are bodies of formulas that the rules also use; there the saved mean and inverse deviation are functions of the input,
 see `recompute_mean_var`. Outputs that a mask excludes are None, as in the operators.
 """
 
@@ -44,10 +44,9 @@ def trace(self: Tensor) -> Tensor:
 
 
 def log_sigmoid_forward(self: Tensor) -> tuple[Tensor, Tensor]:
-    """$x - log(1 + exp(x))$ for $x < 0$, else $-log(1 + exp(-x))$; and the constant $exp(-|x|)$, where it is kept.
+    """$x - log(1 + exp(x))$ for $x < 0$, else $-log(1 + exp(-x))$; and the constant $exp(-|x|)$, if it is kept.
 
-    Each branch is smooth beyond its end, so that derivatives of every order are right at 0, where those of $|x|$ are
-    not.
+    Each branch is smooth beyond its end, so derivatives of every order are right at 0, unlike those of $|x|$.
     """
     negative = self < 0
     low, high = torch.where(negative, self, 0), torch.where(negative, 0, self)
@@ -66,7 +65,7 @@ def nll_loss_backward(
     ignore_index: int,
     total_weight: Tensor,
 ) -> Tensor:
-    """$-w g$ at the target's class, divided by the total weight for a mean; 0 elsewhere. Of any number of dims."""
+    """$-w g$ at the target's class, divided by the total weight for a mean; 0 elsewhere. Any number of dims."""
     classes = 0 if self.dim() == 1 else 1
     kept = target != ignore_index
     index = torch.where(kept, target, 0)
@@ -74,7 +73,7 @@ def nll_loss_backward(
     if weight is not None:
         values = values * weight[index]
     if reduction == _MEAN:
-        values = values / torch.where(kept, total_weight, 1)  # which is 0 where every target is ignored
+        values = values / torch.where(kept, total_weight, 1)  # total_weight is 0 if every target is ignored
     values = torch.where(kept, values, 0).to(self.dtype)
     return torch.zeros_like(self).scatter(classes, index.unsqueeze(classes), values.unsqueeze(classes))
 
@@ -93,15 +92,16 @@ def log_softmax_backward_data(grad_output: Tensor, output: Tensor, dim: int, inp
 def recompute_mean_var(
     input: Tensor, rstd: Tensor, inner_dim_indices: Sequence[int], keepdim: bool
 ) -> tuple[Tensor, Tensor]:
-    """The mean and the inverse deviation of a normalization as functions of its input, along which tangents flow.
+    """The mean and the inverse deviation of a normalization as functions of its input, so that tangents flow through
+    them.
 
-    A saved ``rstd`` is a constant to forward mode. It gives its value, and with it the $eps$ that is not among the
-    arguments of a backward; the derivative is that of $(var(x) + eps)^(-1/2)$.
+    In forward mode a saved ``rstd`` is a constant. It gives the value, and thereby the $eps$ that a backward does not
+    receive; the derivative is that of $(var(x) + eps)^(-1/2)$.
 
     Args:
         input: $x$, (*), real.
         rstd: saved by the forward, with as many entries as ``input`` has outside the dims.
-        inner_dim_indices: the dims along which the statistics were taken.
+        inner_dim_indices: the dims of the statistics.
         keepdim: whether these stay, of size 1.
 
     Returns:
@@ -111,7 +111,7 @@ def recompute_mean_var(
         Where not differentiable: where $eps = 0$ and all entries are equal, as ``rstd`` is infinite there.
 
     References:
-        PyTorch's recompute_mean_var, of its decompositions for jvp, which takes $eps$ for $1 / rstd^2 - var$.
+        PyTorch's recompute_mean_var, of its decompositions for jvp, which takes $1 / rstd^2 - var$ as $eps$.
     """
     if any(not -input.ndim <= d < input.ndim for d in inner_dim_indices):
         raise ArgumentError(
@@ -139,7 +139,7 @@ def batch_norm_backward(*given: Any) -> Gradients:
 
 
 def miopen_batch_norm_backward(input: Tensor, grad_output: Tensor, *given: Any) -> Gradients:
-    """`native_batch_norm_backward` in training, which is all that the library differentiates."""
+    """`native_batch_norm_backward` in training, the only mode that the library differentiates."""
     *known, epsilon = given
     return native_batch_norm_backward(grad_output, input, *known, True, epsilon, [True] * 3)
 

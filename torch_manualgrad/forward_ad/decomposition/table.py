@@ -1,9 +1,9 @@
-"""Forward mode for operators that lack it, inside PyTorch's own: dual numbers, torch.func, compiled or not.
+"""Forward mode for operators that lack it, for PyTorch's dual numbers and torch.func, compiled or not.
 
-An operator without a formula for forward mode raises under `torch.autograd.forward_ad` and `torch.func.jvp`, or, if it
-is one of `torch.library.custom_op`, silently gives a tangent of zero. An entry of `decomposition_table` runs instead
-of a call with a tangent on an input; all other calls are unchanged. It consists of differentiable operators, so forward
-over reverse mode and reverse over forward mode work, to any order.
+An operator without a formula for forward mode raises under `torch.autograd.forward_ad` and `torch.func.jvp`; for one of
+`torch.library.custom_op` the tangent is silently zero. An entry of `decomposition_table` replaces calls with a tangent
+on an input; all other calls are unchanged. It consists of differentiable operators, so forward over reverse mode and
+reverse over forward mode work, to any order.
 
 Decompositions act on the whole process, on every thread, like `torch_manualgrad.override`. A rule that is active on an
 operator takes precedence over its decomposition. Each set of decompositions has its own compiled graph. Plain calls of
@@ -62,7 +62,7 @@ class Decomposition:
 
     @property
     def is_active(self) -> bool:
-        """Whether it was registered to act, and not left aside for PyTorch's formula; those of the package act in scopes."""
+        """Whether it was registered to act, and takes precedence over PyTorch; the package's own act in scopes."""
         return self.handle is not None
 
 
@@ -94,17 +94,17 @@ def register_decomposition(op: Any, *, replace: bool = False) -> Callable[[Funct
     """Give an operator forward mode: the decorated function runs instead of it if an input has a tangent.
 
     It acts at once, on the whole process, until `unregister_decomposition`. The function takes every argument of the
-    operator's schema, those that are keyword-only by name, and returns what the operator returns, None for an output that
-    is not defined. It is ordinary Python of differentiable operators, without the operator itself. A tensor that an
-    earlier call has saved is a constant to forward mode: compute values that depend on an input again.
+    operator's schema, keyword-only ones by name, and returns the operator's results, None for an undefined output. It
+    is ordinary Python that calls differentiable operators, but not the operator itself. In forward mode, a tensor saved
+    by an earlier call is a constant: recompute values that depend on an input.
 
     Args:
-        op: ``"mylib::wave"``, ``torch.ops.mylib.wave``, or what `torch.library.custom_op` returned. Any operator that
+        op: ``"mylib::wave"``, ``torch.ops.mylib.wave``, or a result of `torch.library.custom_op`. Any operator that
             neither writes to an argument nor returns a view of one.
         replace: also replace a formula of PyTorch. By default PyTorch's formula is used.
 
     Returns:
-        A decorator, which gives back the function.
+        A decorator, which returns the function.
 
     Raises:
         ValueError: the operator has a decomposition already, writes to an argument, returns a view, or is composite, so
@@ -127,10 +127,10 @@ def register_decomposition(op: Any, *, replace: bool = False) -> Callable[[Funct
 
 @checked
 def unregister_decomposition(op: Any) -> None:
-    """Take back `register_decomposition`.
+    """Undo `register_decomposition`.
 
     Args:
-        op: as there.
+        op: as in `register_decomposition`.
 
     Raises:
         KeyError: the operator has no decomposition.
@@ -148,7 +148,7 @@ class Scope(Handle, Block):  # type: ignore[misc]
     """The handle of `decompositions` and `enable`: active until `remove`, or until the ``with`` block ends.
 
     Attributes:
-        forward_modes: what acts, a `ForwardMode` for each operator.
+        forward_modes: the active `ForwardMode` of each operator.
     """
 
     def __init__(self, chosen: Sequence[ForwardMode], names: Sequence[Any]) -> None:
@@ -173,13 +173,13 @@ class Scope(Handle, Block):  # type: ignore[misc]
 def decompositions(*given: Any, replace: bool = False) -> Scope:
     """Switch decompositions on: for a ``with`` block, or until ``.remove()``.
 
-    They act at once and on the whole process, on every thread; blocks nest, and may end in any order. If an operator has
-    several, the one that was activated last acts. Graphs that were compiled with a function are used again with it.
+    They act at once and on the whole process, on every thread; blocks nest, and may end in any order. If an operator
+    has several, the last one activated acts. Graphs compiled with a function are reused with it.
 
     Args:
-        given: names of entries of `decomposition_table`, or operators; dictionaries from an operator to a function, which
-            is then not in the table. None given: the whole table.
-        replace: replace formulas that PyTorch has, too. By default PyTorch's formulas stay.
+        given: names of entries of `decomposition_table`, or operators; or dictionaries from an operator to a function
+            outside the table. None given: the whole table.
+        replace: also replace PyTorch's formulas. By default these stay.
 
     Returns:
         A handle whose ``remove()`` deactivates them.
@@ -207,19 +207,19 @@ def decompositions(*given: Any, replace: bool = False) -> Scope:
 def enable(*ops: Any, by: Sequence[str] = WAYS) -> Scope:
     """Give forward mode to every operator that lacks it, for a ``with`` block or until ``.remove()``.
 
-    An operator that has a formula in PyTorch keeps it, unless reverse mode over that formula raises, as for softmax and
-    norms. Any other operator gets the first of these that exists: its decomposition; the jvp of its rule; its backward,
-    transposed: $u -> vjp(u)$ is linear, and $jvp(t) = d/du <vjp(u), t>$. That costs two reverse passes, is exact, and
-    is differentiable as often as the backward is. It acts at once and on the whole process, on every thread.
+    An operator with a formula in PyTorch keeps it, unless reverse mode over that formula raises, as for softmax and
+    norms. Any other operator gets the first of these that exists: its decomposition; the jvp of its rule; the transpose
+    of its backward: $u -> vjp(u)$ is linear, and $jvp(t) = d/du <vjp(u), t>$. The transpose costs two reverse passes,
+    is exact, and is differentiable as often as the backward. It acts at once and on the whole process, on every thread.
 
     Args:
         ops: operators, as in `register_decomposition`. None given: every operator of this torch that lacks forward mode,
-            every custom op of `torch.library.custom_op` with a backward that is defined by now, and those of
+            every custom op of `torch.library.custom_op` whose backward is already defined, and those of
             `decomposition_table` and of ``mg.rules``.
-        by: the ways that may be used, of "decomposition", "rule" and "transposition".
+        by: the allowed ways, from "decomposition", "rule" and "transposition".
 
     Returns:
-        A handle whose ``remove()`` undoes it; its ``forward_modes`` list the way that each operator uses.
+        A handle whose ``remove()`` undoes it; its ``forward_modes`` list the way of each operator.
 
     Raises:
         ValueError: the operator writes to an argument, returns a view, or is composite; ``by`` names an unknown way.
@@ -253,7 +253,7 @@ def enable(*ops: Any, by: Sequence[str] = WAYS) -> Scope:
 
 
 def _operator(given: Any) -> Any:
-    """The ``OpOverload`` that is meant."""
+    """The ``OpOverload`` of an operator or its name."""
     if isinstance(given, CustomOp):
         given = given.op
     found = operator(given) if isinstance(given, str) else custom_op_overload(given)

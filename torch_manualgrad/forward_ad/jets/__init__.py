@@ -1,4 +1,4 @@
-"""Truncated Taylor series: derivatives of high order along curves, and the Laplacians and products made of them."""
+"""Truncated Taylor series: derivatives of high order along curves, and Laplacians and products made from them."""
 
 from . import rules, whole
 

@@ -22,7 +22,7 @@ def check_at_least(name: str, value: int, least: int) -> None:
 
 
 def check_order(name: str, value: int) -> None:
-    """Raise if derivatives of that order are not computed."""
+    """Raise if derivatives of that order are not supported."""
     if not 1 <= value <= ORDERS:
         raise ArgumentError(f"{name}: expected from 1 to {ORDERS}, got {value}")
 
@@ -34,7 +34,7 @@ def check_numbers(name: str, x: Any) -> None:
 
 
 def check_like(name: str, v: Tensor, other: str, x: Tensor) -> None:
-    """Raise if ``v`` is not a direction at ``x``: of its shape, and real where ``x`` is."""
+    """Raise if ``v`` is not a direction at ``x``: of its shape, and real if ``x`` is."""
     check_numbers(other, x)
     check_numbers(name, v)
     if tuple(v.shape) != tuple(x.shape):
@@ -46,7 +46,7 @@ def check_like(name: str, v: Tensor, other: str, x: Tensor) -> None:
 
 
 def check_batch_dims(name: str, x: Any, batch_dims: int) -> None:
-    """Raise if the argument of a function has not so many dimensions, or is not a tensor of numbers."""
+    """Raise if the argument of a function has too few dimensions, or is not a tensor of numbers."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a Tensor as the first argument of f, got {described(x)}")
     check_numbers(f"{name}: the first argument of f", x)

@@ -1,4 +1,4 @@
-"""Operators on jets that are written in other operators: softmax, normalization, attention, inverses and determinants."""
+"""Operators on jets as compositions of others: softmax, normalization, attention, inverses and determinants."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["RULES", "composition"]
 
 
 def composition(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The rule of an operator that is this function of torch's."""
+    """The rule of an operator that computes this function of torch functions."""
 
     def rule(space: Space, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
@@ -30,7 +30,7 @@ def composition(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _largest(x: Tensor, dim: Any) -> Tensor:
-    """A constant to subtract before exponentials are taken."""
+    """A constant to subtract before taking exponentials."""
     value = x.detach()
     largest = (value.real if value.is_complex() else value).amax(dim, keepdim=True)
     return torch.where(largest.abs() == math.inf, 0, largest)
@@ -173,7 +173,7 @@ def _index_put(self: Tensor, indices: Any, values: Tensor, accumulate: bool = Fa
 
 
 def _matrix_rule(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The rule of an operator whose first output has these coefficients, the others being constant.
+    """The rule of an operator whose first output has these coefficients, and whose other outputs are constant.
 
     ``function(coefficients of all arguments by their places, values of the outputs) -> coefficients from 1``.
     """
@@ -193,7 +193,7 @@ def _matrix_rule(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _others(space: Space, names: Sequence[str], outputs: Sequence[Any], name: str) -> list[Any]:
-    """Factors, which have no series; indices stay as they are."""
+    """The factors, which have no series; indices are unchanged."""
     return [
         space.lost(o, f"{name}: its output {n!r}") if o.is_floating_point() or o.is_complex() else o
         for n, o in zip(names, outputs)
@@ -301,7 +301,7 @@ def _multi_margin_loss(
 
 
 def _also_in(arguments: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The rule of an operator that is this function where one of the arguments is a jet; else that of `by_rule`."""
+    """The rule of an operator: this function if one of the arguments is a jet; else `by_rule`."""
     names = arguments.split()
 
     def run(space: Space, *args: Any, **kwargs: Any) -> Any:

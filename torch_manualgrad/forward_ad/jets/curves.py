@@ -25,16 +25,16 @@ def jet(f: Callable[..., Any], primals: Sequence[Tensor], series: Sequence[Seque
     """The derivatives of ``f`` along a curve, given those of the curve.
 
     With $x(t)$ the curve through the primals, whose $k$-th derivative at 0 is the $k$-th term, the $k$-th term of the
-    result is the $k$-th derivative of $f(x(t))$ at 0. No $1/k!$ is in either, as in ``jax.experimental.jet``.
+    result is the $k$-th derivative of $f(x(t))$ at 0. Neither includes $1/k!$, as in ``jax.experimental.jet``.
 
     Args:
         f: a function of tensors, made of functions of torch; it returns tensors, in any pytree.
         primals: its arguments.
-        series: for each argument its terms, from the first order on, of the argument's shape; None for zero. All of one
-            length, the order.
+        series: for each argument its terms, from the first order on, of the argument's shape; None for zero. The common
+            length is the order.
 
     Returns:
-        The value, and in its place the list of terms of each tensor in it.
+        The value, and the same tree with the list of terms in place of each tensor.
 
     Raises:
         NotImplementedError: an operator has no known Taylor series; the message has its name.
@@ -59,7 +59,7 @@ def jet(f: Callable[..., Any], primals: Sequence[Tensor], series: Sequence[Seque
 def series_of(
     space: Space, f: Callable[..., Any], primals: Sequence[Any], series: Sequence[Any], batch_dims: int = 0
 ) -> tuple[Any, Any]:
-    """The result of `jet`, in a space; ``batch_dims`` first dimensions of the primals count examples."""
+    """The result of `jet`, in a space; the first ``batch_dims`` dimensions of the primals count examples."""
 
     def run() -> tuple[Any, Any]:
         inputs = [start(space, [p, *_coefficients(terms)], batch_dims) for p, terms in zip(primals, series)]
@@ -73,7 +73,7 @@ def series_of(
 
 
 def start(space: Space, coefficients: Sequence[Any], batch_dims: int) -> Any:
-    """The jet of an argument; where its first dimensions count examples, an operator that mixes them raises."""
+    """The jet of an argument; if its first dimensions count examples, operators that mix these raise."""
     found = space.jet(coefficients)
     shape = tuple(found.shape)
     if space.batch_of is not None and math.prod(shape[:batch_dims]) > 1:
@@ -98,12 +98,12 @@ def directional(f: Callable[[Tensor], Any], x: Tensor, v: Tensor, order: int) ->
 
     Args:
         f: a function of one tensor; it returns tensors, in any pytree.
-        x: where.
+        x: the point.
         v: the direction, the shape of ``x``.
         order: from 1 to 170.
 
     Returns:
-        In the place of each tensor that $f$ returns, the list of $d^k/dt^k f(x + t v)$ at $t = 0$, $k = 1, ..., order$.
+        For each tensor that $f$ returns, the list of $d^k/dt^k f(x + t v)$ at $t = 0$, $k = 1, ..., order$.
 
     Raises:
         TypeError: an argument is of another type.

@@ -17,9 +17,9 @@ __all__ = ["RULES", "aligned", "elementwise", "unary"]
 
 
 def unary(function: Callable[..., Coefficients]) -> Callable[..., Any]:
-    """The rule of a function of one variable, given the series of its value for that of x.
+    """The rule of a function of one variable, given the function of its series.
 
-    Along many curves the coefficients of the function itself are found once, at x, and then composed.
+    Along many curves, the coefficients of the function itself are computed once, at x, and then composed.
     """
 
     def rule(space: Space, self: Any, *rest: Any, **others: Any) -> Any:
@@ -53,7 +53,7 @@ def _composed(space: Space, outer: Coefficients, x: Coefficients) -> Coefficient
 
 
 def aligned(space: Space, x: Any, ndim: int) -> Coefficients:
-    """The coefficients, with those along many curves made ready to broadcast with tensors of ``ndim`` dimensions."""
+    """The coefficients; those along many curves are reshaped to broadcast with tensors of ``ndim`` dimensions."""
     found = space.coefficients(x)
     if space.directions is None or not is_jet(x):
         return found
@@ -67,7 +67,7 @@ def aligned(space: Space, x: Any, ndim: int) -> Coefficients:
 
 
 def elementwise(function: Callable[..., Coefficients]) -> Callable[..., Any]:
-    """The rule of a function of several variables that broadcast, given as ``function(series, series, ...)``.
+    """The rule of a function of several variables with broadcasting, given as ``function(series, series, ...)``.
 
     Constants that are not tensors are passed to the function unchanged.
     """
@@ -157,7 +157,7 @@ def _where(condition: Any, x: Any, y: Any) -> Coefficients:
 
 
 def _kept(x: Coefficients, where: Any, value: Any) -> Coefficients:
-    """Piecewise linear: the coefficients of x where they are kept, and zero elsewhere."""
+    """Piecewise linear: the coefficients of x where ``where`` is true, and zero elsewhere."""
     return [value, *[None if c is None else torch.where(where, c, 0) for c in x[1:]]]
 
 
@@ -166,7 +166,7 @@ def _relu(x: Coefficients) -> Coefficients:
 
 
 def _power(x: Coefficients, exponent: Any) -> Coefficients:
-    """x^y. With a constant exponent the coefficients in x are binomial ones, right at zero."""
+    """x^y. With a constant exponent the coefficients in x are binomial, and right at zero."""
     if not isinstance(exponent, list):
         return taylor.power(x, exponent)
     if any(c is not None for c in exponent[1:]):

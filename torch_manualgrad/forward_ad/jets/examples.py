@@ -1,10 +1,9 @@
 """Examples of a batch in one series: an operator that mixes examples raises.
 
-A Laplacian with ``batch_dims`` moves all examples at once, along the same directions. That is right only if the
-function treats each example separately. So a jet records the number of the example that each of its entries depends on.
-The effect of an operator on these numbers is found once for given shapes: its rule runs on random numbers, along
-tangents that are scaled by a power of two for each example. The ratio of two tangents then identifies the example,
-exactly, in any precision.
+With ``batch_dims`` all examples share the directions of a Laplacian. That is right only if the function treats each
+example separately. So a jet has the number of the example that each of its entries depends on. The effect of an
+operator on these numbers is found once for given shapes: its rule runs on random numbers, along tangents scaled by a
+power of two for each example. The ratio of two tangents then identifies the example exactly, in any precision.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from .trace import decode, encode
 
 __all__ = ["first_examples", "follow", "with_dim", "without_dim"]
 
-_BITS = 3  # of an example's number that one run tells: tangents are scaled by up to 2^7
-_READ = 2**16  # integers of at most this many elements are part of the record of a call
+_BITS = 3  # of an example's number per run: tangents are scaled by up to 2^7
+_READ = 2**16  # integer tensors of at most this many elements are part of a call's cache key
 _AT_MOST = 8192
 NONE = -1  # an entry that depends on no example
 
@@ -44,7 +43,7 @@ class _Like(NamedTuple):
     Attributes:
         shape, dtype, device: of the tensor.
         examples: of a jet.
-        values: of integers, as bytes; None: these are not known.
+        values: of integers, as bytes; None if unknown.
     """
 
     shape: tuple[int, ...]
@@ -56,7 +55,7 @@ class _Like(NamedTuple):
 
 @constant_in_graphs
 def first_examples(shape: tuple[int, ...], batch_dims: int) -> int:
-    """The marks of examples for an argument whose first dimensions are the batch's."""
+    """The marks of examples for an argument whose first dimensions are the batch."""
     batch = shape[:batch_dims]
     with apart():
         return _place(torch.arange(math.prod(batch), device="cpu").reshape(*batch, *[1] * (len(shape) - batch_dims)))
@@ -64,7 +63,7 @@ def first_examples(shape: tuple[int, ...], batch_dims: int) -> int:
 
 @constant_in_graphs
 def without_dim(examples: int | None, dim: int) -> int | None:
-    """Of one entry of a dimension; None where its entries are of several examples."""
+    """The marks of one entry of a dimension; None if the entries belong to several examples."""
     with apart():
         numbers = None if examples is None else _examples[examples]
         return None if numbers is None or numbers.shape[dim] > 1 else _place(numbers.squeeze(dim))
@@ -72,7 +71,7 @@ def without_dim(examples: int | None, dim: int) -> int | None:
 
 @constant_in_graphs
 def with_dim(examples: int | None, dim: int) -> int | None:
-    """Of tensors that are stacked along a new dimension."""
+    """The marks of tensors stacked along a new dimension."""
     with apart():
         return None if examples is None else _place(_examples[examples].unsqueeze(dim))
 
@@ -88,13 +87,13 @@ def _place(numbers: Tensor) -> int:
 def follow(
     space: Space, name: str, rule: Callable[..., Any], elementwise: bool, args: Any, kwargs: Any, found: Any
 ) -> None:
-    """Note which examples the results of an operator depend on.
+    """Mark the results of an operator with the examples that they depend on.
 
     Args:
         space: of the jets.
         name: of the operator.
         rule: its rule for jets.
-        elementwise: whether it acts on each entry alone.
+        elementwise: whether it acts on each entry separately.
         args, kwargs: of the call.
         found: the results; jets among them are marked.
 
@@ -115,7 +114,7 @@ def follow(
     tensors: list[Any] = []
     template = encode((args, kwargs), tensors)
     likes = tuple([_like(space, x, compiling) for x in tensors])
-    if all(like[3] is None for like in likes):  # of a series that began inside of the function
+    if all(like[3] is None for like in likes):  # from a series started inside of the function
         return
     answer = _in_graph(name, template, likes) if compiling else _after(name, rule, template, likes)
     if isinstance(answer, str):
@@ -137,7 +136,7 @@ def _like(space: Space, x: Any, compiling: bool) -> Any:
     values = None
     if not compiling and not is_jet(x) and not (x.is_floating_point() or x.is_complex()) and x.numel() <= _READ:
         inside = value_of(x)
-        if inside.shape == x.shape and values_readable([inside]):  # of a batch of torch.func it is the whole
+        if inside.shape == x.shape and values_readable([inside]):  # for a batch of torch.func it is the whole
             with apart():
                 values = inside.detach().cpu().contiguous().numpy().tobytes()
     return (tuple(x.shape), x.dtype, x.device, x.examples if jet else None, values)
@@ -153,7 +152,7 @@ def _after(name: str, rule: Callable[..., Any], template: Any, likes: Any) -> An
     key = (name, template, likes)
     try:
         known = _found.get(key)
-    except TypeError:  # a constant that has no hash
+    except TypeError:  # an unhashable constant
         return _measured(rule, template, likes)
     if known is None:
         if len(_found) >= _AT_MOST:
@@ -166,7 +165,7 @@ def _measured(rule: Callable[..., Any], template: Any, likes: Any) -> Any:
     devices = {like[2].index for like in likes if like[2].type == "cuda"}
     with apart(), torch.random.fork_rng(devices=devices):
         error: Exception | None = None
-        for definite in (False, True):  # matrices that have to be definite, at last
+        for definite in (False, True):  # last, definite matrices, for operators that require them
             try:
                 return tuple([None if n is None else _place(n) for n in _numbers(rule, template, likes, definite)])
             except _Mixed:
@@ -256,7 +255,7 @@ def _digit(numbers: Tensor, run: int) -> Tensor:
 
 
 def _counts(t: Tensor) -> Tensor:
-    """The entries of a tangent that are neither zero nor rounding."""
+    """The entries of a tangent that are neither zero nor rounding errors."""
     size = t.abs()
     finite = size.isfinite()
     largest = torch.where(finite, size, 0).amax() if size.numel() else size.sum()
@@ -282,10 +281,10 @@ def _marked(numbers: Tensor, one: Tensor) -> Tensor:
 
 
 def _compressed(numbers: Tensor, likes: Any) -> Tensor | None:
-    """With one entry for each dimension where all are equal, or do not depend on any example."""
+    """The numbers, with one entry along each dimension on which they do not depend."""
     if not numbers.numel():
         return None
-    if (numbers == NONE).all():  # constant where it was tried: as the arguments, if they agree
+    if (numbers == NONE).all():  # constant in the trial: same as the arguments, if they agree
         given = {like.examples for like in likes} - {None}
         same = _examples[given.pop()] if len(given) == 1 else None
         fits = same is not None and same.ndim == numbers.ndim

@@ -1,9 +1,9 @@
 """An operator on jets by the jvp of its derivative, which raises the order one at a time.
 
-Where y(t) = f(x(t)), y' is the jvp of f at x along x'. Run on series to order k, it gives y to order k + 1. A jvp that does
-not read the result needs one run.
+If y(t) = f(x(t)), y' is the jvp of f at x along x'. Run on series of order k, it gives y to order k + 1. A jvp that
+does not read the result needs only one run.
 
-A series is never dropped: an input that the jvp does not read raises if it has one.
+A series is never dropped: an input with a series that the jvp does not read raises.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def by_rule(rule: Rule) -> Callable[..., Any]:
 
 
 def by_custom_op(op: CustomOp) -> Callable[..., Any]:
-    """The rule for jets of a custom operator: that of the derivative that is registered when it is called."""
+    """The rule for jets of a custom operator: that of the derivative registered at the time of the call."""
 
     def run(space: Space, *args: Any, **kwargs: Any) -> Any:
         selected = op.selected
@@ -99,7 +99,7 @@ def by_custom_op(op: CustomOp) -> Callable[..., Any]:
 
 
 class _Watched:
-    """The tangents that a jvp is given, and which of them it has read."""
+    """The tangents for a jvp; records which of them it reads."""
 
     def __init__(self, tangents: Any) -> None:
         self._tangents, self._read = tangents, set()  # type: ignore[var-annotated]
@@ -130,7 +130,7 @@ class _Watched:
 
 
 def _run(space: Space, about: _Operator, values: Sequence[Any]) -> Any:
-    # a trace is one of contiguous tensors, which some kernels rely on
+    # traces use contiguous tensors, which some kernels require
     primals = [_each(_contiguous, primal_of(space, v)) for v in values]
     given, named = about.signature.split(primals)
     outputs = about.signature.outputs(operator(about.name)(*given, **named))
@@ -147,7 +147,7 @@ def _contiguous(x: Any) -> Any:
 def by_series(
     space: Space, function: Raise, primals: list[Any], terms: list[list[Any]], outputs: list[Any]
 ) -> list[list[Any]]:
-    """The coefficients of the outputs; along many curves by vmap, with the last one's sum and linear part apart."""
+    """The coefficients of the outputs; along many curves by vmap, with sum and linear part of the last separate."""
     if space.directions is None:
         return function([primals, *terms], outputs)
     lower = terms[:-1]
@@ -185,7 +185,7 @@ def _raised(about: _Operator, inputs: list[list[Any]], outputs: list[Any]) -> li
     runs = range(order) if about.uses_result else [order - 1]
     for k in runs:
         speed = [[_each(lambda t: t * (j + 1), v) for v in inputs[j + 1]] for j in range(k + 1)]  # noqa: B023
-        if all(t is None for t in leaves(speed)):  # a jvp may rely on one tangent at least
+        if all(t is None for t in leaves(speed)):  # a jvp may assume at least one tangent
             rows += [[None] * len(outputs) for _ in range(k + 2 - len(rows))]
             continue
         if k == 0:
@@ -224,7 +224,7 @@ def _jet(space: Space, primal: Any, terms: Sequence[Any]) -> Any:
 
 
 def _along(space: Space, primal: Any, speed: Sequence[Any]) -> Any:
-    """The series of x'; None where x is constant."""
+    """The series of x'; None if x is constant."""
     if isinstance(primal, (list, tuple)):
         return [_along(space, p, [None if s is None else s[i] for s in speed]) for i, p in enumerate(primal)]
     if all(s is None for s in speed):

@@ -1,6 +1,6 @@
-"""Functions of torch that read values to check their arguments, written in operators on jets.
+"""Functions of torch that read values to check their arguments, rewritten with operators on jets.
 
-The checks are PyTorch's: each function is first called with the values, whose result is not used.
+The checks are PyTorch's: each function is first called with the values, and that result is dropped.
 """
 
 from __future__ import annotations

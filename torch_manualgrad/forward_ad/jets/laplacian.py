@@ -1,8 +1,8 @@
 """Laplacians and similar operators in one forward pass, by collapsed Taylor series.
 
-A series of second order along each of $n$ directions has the second derivatives of $f$ along these. As the last
-coefficient enters linearly, that of the sum of all directions is carried instead of $n$ of them (Bettencourt et al., Li
-et al., Dangel et al.): a pass carries the value, the Jacobian and the trace of the Hessian.
+A series of second order along each of $n$ directions has the second derivatives of $f$ along these. The last
+coefficient enters linearly, so its sum over all directions is carried instead of $n$ coefficients (Bettencourt et al.,
+Li et al., Dangel et al.): a pass carries the value, the Jacobian and the trace of the Hessian.
 
 References:
     Li et al., A computational framework for neural network-based variational Monte Carlo with Forward Laplacian,
@@ -38,16 +38,16 @@ def laplacian(
     """The Laplacian of ``f`` in its first argument: the sum of the second derivatives in all its entries.
 
     Args:
-        f: a function of a tensor, and of others that are constant; it returns tensors, in any pytree.
-        batch_dims: how many first dimensions of the argument count examples: $f$ must act on each example alone, and
-            the sum is over the other dimensions.
-        block_dim: a dimension of the argument, such as that of electrons. While $f$ acts on each of its entries alone,
-            the Jacobian is block-diagonal, and its blocks are all that is computed; where $f$ mixes them, the whole of
+        f: a function of a tensor, and of further constant ones; it returns tensors, in any pytree.
+        batch_dims: the number of first dimensions of the argument that count examples: $f$ must act on each example
+            separately, and the sum is over the other dimensions.
+        block_dim: a dimension of the argument, such as that of electrons. While $f$ acts on each of its entries
+            separately, the Jacobian is block-diagonal, and only its blocks are computed; once $f$ mixes them, all of
             it. The result is the same.
-        with_jacobian: return what else the pass computes.
+        with_jacobian: also return the value and the Jacobian.
 
     Returns:
-        The function with f's arguments whose value is the Laplacian of each output; with ``with_jacobian`` the triple of
+        A function with f's arguments that returns the Laplacian of each output; with ``with_jacobian`` the triple of
         f's value, its Jacobian and the Laplacian. The Jacobian has the shape of the output, followed by that of the
         argument without its batch dimensions.
 
@@ -86,7 +86,7 @@ def laplacian(
 
 
 def _jacobian(value: Tensor, term: Tensor | None, event: Sequence[int], first: int) -> Tensor:
-    """With the argument's dimensions behind, given it with the directions in front, those of one dimension first."""
+    """The Jacobian with the argument's dimensions last. In ``term`` they come first, dimension ``first`` foremost."""
     if term is None:
         return torch.zeros_like(value).reshape(*value.shape, *[1] * len(event)).expand(*value.shape, *event)
     sizes = [*event[first : first + 1], *event[:first], *event[first + 1 :]]
@@ -100,12 +100,12 @@ def weighted_laplacian(f: Callable[..., Any], weight: Tensor, *, batch_dims: int
 
     Args:
         f: as in `laplacian`.
-        weight: $W$, (n, n), or its diagonal, (n,), with $n$ the number of entries of one example of the argument. The
-            symmetric part of a matrix counts. A matrix is constant; a diagonal may be differentiated.
+        weight: $W$, (n, n), or its diagonal, (n,), with $n$ the number of entries of one example of the argument. Only
+            the symmetric part of a matrix counts. A matrix is constant; a diagonal may be differentiated.
         batch_dims: as in `laplacian`.
 
     Returns:
-        The function with f's arguments whose value is that of each output.
+        A function with f's arguments that returns this trace for each output.
 
     Raises:
         TypeError: an argument is of another type.
@@ -153,8 +153,8 @@ def hessian_diagonal(f: Callable[..., Any], *, batch_dims: int = 0) -> Callable[
         batch_dims: as in `laplacian`.
 
     Returns:
-        The function with f's arguments whose value has, for each output, its shape followed by that of the argument
-        without its batch dimensions.
+        A function with f's arguments. Its value has, for each output, the shape of the output followed by that of the
+        argument without its batch dimensions.
 
     Raises:
         TypeError, ValueError: as in `laplacian`.
@@ -175,7 +175,7 @@ def hessian_diagonal(f: Callable[..., Any], *, batch_dims: int = 0) -> Callable[
             return [terms[1] for terms in flat]
 
         event = x.shape[batch_dims:]
-        if not math.prod(event):  # no directions: what f returns is known from one that is zero
+        if not math.prod(event):  # no directions: run one of zeros to find the results of f
             found = [h.new_zeros(*h.shape, *event) for h in second(torch.zeros_like(x))]
             return pytree.tree_unflatten(found, trees[0])
         found = [
@@ -191,7 +191,7 @@ def hvp(f: Callable[[Tensor], Tensor], x: Tensor, v: Tensor) -> Tensor:
     """The Hessian of a scalar function times a vector: the derivative of its gradient along ``v``.
 
     Args:
-        f: of one tensor, its value a scalar.
+        f: a function of one tensor that returns a scalar.
         x: where.
         v: the shape of ``x``.
 
@@ -233,7 +233,7 @@ def _batch_of(name: str, batch_dims: int) -> str | None:
 
 
 def _seeds(x: Tensor, same: Sequence[int], vectors: Tensor | None = None) -> Tensor:
-    """Directions, without copies along the dimensions where they are the ``same``; in the others a basis, or these."""
+    """Directions: expanded along the ``same`` dimensions; in the others a basis, or ``vectors``."""
     shape = [1 if d in same else size for d, size in enumerate(x.shape)]
     if vectors is None:
         vectors = torch.eye(math.prod(shape), dtype=x.dtype, device=x.device)

@@ -27,7 +27,7 @@ __all__ = [
     "term_of",
 ]
 
-# Linear where they are differentiable: the value determines what they select and where they cut.
+# Linear where they are differentiable: the value determines the selection or the threshold.
 PIECEWISE = frozenset(
     f"aten::{name}"
     for name in (
@@ -43,7 +43,7 @@ PIECEWISE = frozenset(
 )
 
 
-# Values that a forward has saved for a backward: functions of its other arguments, so the formulas compute them again.
+# Values that a forward has saved for a backward: functions of its other arguments, so the formulas recompute them.
 _SAVED = {
     "aten::native_batch_norm_backward": ("save_mean", "save_invstd"),
     "aten::batch_norm_backward": ("save_mean", "save_var", "reserve"),
@@ -67,7 +67,7 @@ def term_of(space: Space, x: Any, k: int) -> Any:
 
 
 def refuse_dropped(space: Space, rule: Rule, values: Sequence[Any]) -> None:
-    """Raise if an argument has a series and the rule has no derivative in it."""
+    """Raise if an argument has a series, but the rule has no derivative in it."""
     known = {*_inputs_with_derivative(rule), *_SAVED.get(rule.name, ())}
     for name, value in zip(rule.signature.names, values):
         if name not in known and _has_term(space, value):
@@ -89,7 +89,7 @@ def _has_term(space: Space, x: Any) -> bool:
 
 
 def _mapped(function: Callable[..., Any], tangents: list[Any], batched: bool) -> Any:
-    """``function(tangents)``, or for each of the first dimension of all of them."""
+    """``function(tangents)``, or mapped over the first dimension of all of them."""
     if not batched:
         return function(tangents)
     flat = leaves(tangents)
@@ -109,7 +109,7 @@ def _mapped(function: Callable[..., Any], tangents: list[Any], batched: bool) ->
 
 
 def linear(rule: Rule) -> Callable[..., Any]:
-    """The rule of an operator that is linear in some inputs, all together: itself, on their coefficients."""
+    """The rule of an operator that is jointly linear in some inputs: the operator itself, on their coefficients."""
     places = [rule.signature.names.index(n) for key in rule.vjp for n in key]
 
     def run(space: Space, *args: Any, **kwargs: Any) -> Any:
@@ -145,8 +145,8 @@ def _zeros_for_none(primal: Any, term: Any) -> Any:
 
 
 def by_tangents(rule: Rule) -> Callable[..., Any]:
-    """The rule of an operator that is linear around the value: its jvp, of each coefficient."""
-    derivative = derivative_of(rule)  # made here: a graph that is compiled cannot make one
+    """The rule of an operator that is linear around the value: its jvp, for each coefficient."""
+    derivative = derivative_of(rule)  # made here, because a compiled graph cannot make one
 
     def run(space: Space, *args: Any, **kwargs: Any) -> Any:
         values = rule.signature.bind(args, kwargs)
@@ -169,7 +169,7 @@ def by_tangents(rule: Rule) -> Callable[..., Any]:
 
 
 def _filled(derivative: Any, primals: Any, outputs: Any, tangents: Any) -> list[Any]:
-    """The rule's jvp; zeros where it has none for an output that has a derivative, as vmap returns no None."""
+    """The rule's jvp, with zeros instead of None for differentiable outputs, because vmap cannot return None."""
     full = [_zero_list(p, t) for p, t in zip(primals, tangents)]
     found = derivative.jvp(primals, outputs, full)
     return [
@@ -201,7 +201,8 @@ _CONSTANT = {
 def packed(
     space: Space, name: str, outputs: Sequence[str], differentiable: Sequence[bool], found: Sequence[list[Any]]
 ) -> Any:
-    """The results of an operator, given the series of its ``outputs``; those without a derivative are lost."""
+    """The results of an operator, given the series of its ``outputs``; those without a derivative become
+    `Space.lost`."""
     results: list[Any] = []
     for output, series, has_derivative in zip(outputs, found, differentiable):
         primal = series[0]
@@ -223,7 +224,7 @@ def packed(
 
 
 def view(name: str) -> Callable[..., Any]:
-    """The rule of an operator that is linear in its first argument alone."""
+    """The rule of an operator that is linear in only its first argument."""
 
     def run(space: Space, self: Any, *rest: Any, **others: Any) -> Any:
         op = operator(name)
@@ -249,7 +250,7 @@ def view(name: str) -> Callable[..., Any]:
 
 
 def _converted(space: Space, self: Any, **others: Any) -> Any:
-    """A copy of another dtype; one of integers is constant."""
+    """A copy with another dtype; integers are constant."""
     dtype = others.get("dtype") or self.dtype
     if dtype.is_floating_point or dtype.is_complex:
         return view("aten::_to_copy")(space, self, **others)
@@ -264,7 +265,7 @@ def _bits(space: Space, self: Any, dtype: torch.dtype) -> Any:
 
 
 def _shaped(space: Space, self: Any, size: Any, *_: Any, **__: Any) -> Any:
-    """``view`` and its like; reshaped, as the coefficients may have other strides than a trace thinks."""
+    """``view`` and similar ones, as a reshape: the coefficients may have different strides than in the trace."""
     return _reshaped(space, self, self.primal.reshape(size))
 
 
@@ -315,18 +316,18 @@ def _expanded(space: Space, self: Any, size: Any, **others: Any) -> Any:
 
 
 def _resolved(space: Space, self: Any) -> Any:
-    """The same without conjugate bits, which a trace does not show."""
+    """The tensor without conjugate bits, which a trace does not show."""
     return space.jet([None if c is None else c.resolve_conj() for c in space.coefficients(self)])
 
 
 def _in_pairs(space: Space, self: Any) -> Any:
-    """With pairs of numbers adjacent in memory, like those of the value: a coefficient may lie in another order."""
+    """The tensor with pairs of numbers adjacent in memory, like the value: coefficients may have another layout."""
     value, *terms = space.coefficients(self)
     return space.jet([value, *[None if t is None else t.contiguous() for t in terms]])
 
 
 def _strided(space: Space, self: Any, size: Sequence[int], stride: Sequence[int], storage_offset: Any = None) -> Any:
-    """Entries chosen by their places in memory, in memory that is all the tensor's and in its order."""
+    """Entries selected by their places in memory; the tensor must fill its memory, in order."""
     value = self.primal
     first = 0 if storage_offset is None else storage_offset - value.storage_offset()
     last = first + sum((n - 1) * s for n, s in zip(size, stride)) if all(size) else first

@@ -1,7 +1,7 @@
 """Bilinear operators on jets: Leibniz's rule, a convolution of the coefficients.
 
-Along many curves the last coefficient of a product is a sum over these, which a matrix product takes in at once: no product
-along each curve is kept.
+Along many curves the last coefficient of a product is a sum over these, computed by one matrix product: no product
+along a single curve is stored.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Product(NamedTuple):
 
     Attributes:
         plain: of two tensors.
-        left, right, both: where the first, the second, both have the directions in front; so has the result.
-        contracted: the weighted sum of ``both`` over the directions of a space, which is its first argument.
+        left, right, both: with the directions first in the first, the second or both arguments, and in the result.
+        contracted: the weighted sum of ``both`` over the directions of a space, its first argument.
     """
 
     plain: Map
@@ -77,7 +77,7 @@ _MUL = Product(_times, _times, _times, _times, Space.collapsed_product)
 
 
 def _rows(x: Any, y: Tensor) -> Tensor:
-    """x[r] @ y for each direction r; of rows that are all one, which a seed of basis vectors has, for the first alone."""
+    """x[r] @ y for each direction r; only for the first if all rows are equal, as in a seed of basis vectors."""
     if not isinstance(x, Scaled) and x.shape[1] > 1 and x.stride(1) == 0:
         return torch.matmul(x[:, 0], y).unsqueeze(1).expand(-1, x.shape[1], -1)
     return matmul(x, y)
@@ -119,7 +119,7 @@ def _series(space: Space, x: Any, y: Any, product: Product) -> Coefficients:
 
 
 def bilinear(product: Product) -> Callable[..., Any]:
-    """The rule of an operator that is this product."""
+    """The rule of an operator that computes this product."""
     return lambda space, x, y: space.jet(_series(space, x, y, product))
 
 

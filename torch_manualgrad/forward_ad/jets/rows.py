@@ -1,6 +1,6 @@
 """Block-diagonal Jacobians: jets whose entries depend on one row of the input each, such as one electron.
 
-While rows are separate, all of them run along the same few directions at once, like examples of a batch. `in_rows`
+While rows are separate, they all share a few directions, like examples of a batch. `in_rows`
 tracks the row of each entry; the first operator that mixes rows gets jets along the directions of all rows.
 """
 
@@ -24,8 +24,8 @@ class Rows(NamedTuple):
     """The rows that the entries of a tensor belong to: entry i of a dimension to ``first + i // inner % number``.
 
     Attributes:
-        dim: negative, so that broadcasting does not change it; of no account where there is one row.
-        inner: how many entries in sequence belong to one row.
+        dim: negative, so that broadcasting does not change it; irrelevant if there is only one row.
+        inner: the number of consecutive entries of one row.
         first, number: the rows.
     """
 
@@ -40,8 +40,8 @@ class RowSpace(Space):
 
     Attributes:
         start: the rows of the argument.
-        apart: the space where rules run on such jets, as on those of a batch.
-        full: that of jets along the directions of all rows, the row first.
+        apart: the space in which rules run on such jets, as for a batch.
+        full: the space of jets along the directions of all rows, row by row.
     """
 
     def __init__(self, argument: Any, dim: int, directions: int) -> None:
@@ -72,7 +72,7 @@ class RowSpace(Space):
 
 
 def densified(x: Any) -> Any:
-    """A jet of a `RowSpace` as one along the directions of all rows; all else as it is."""
+    """Turn a jet of a `RowSpace` into one along the directions of all rows; anything else is returned unchanged."""
     if not (is_jet(x) and isinstance(x.space, RowSpace)):
         return x
     space, (primal, jacobian, last), rows = x.space, x.space.coefficients(x), x.rows
@@ -89,7 +89,7 @@ def densified(x: Any) -> Any:
 
 
 def in_rows(space: RowSpace, name: str, rule: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """The rule of an operator: with rows apart if the operator leaves them so."""
+    """The rule of an operator: with separate rows if the operator keeps them separate."""
     if getattr(rule, "composed", False):
         return rule(space, *args, **kwargs)
     jets: list[Any] = []
@@ -117,7 +117,8 @@ def _tagged(space: RowSpace, x: Any, rows: Any) -> Any:
     return space.jet(space.apart.factored(x), rows) if x.lost is None else space.lost(x.primal, x.lost)
 
 
-# -- which rows the entries of a result belong to; None where it is not one each ----------------------------------------------
+# -- the row of each entry of a result; None if an entry belongs to several
+# ---------------------------------------------------
 
 
 def _rows_after(space: RowSpace, name: str, jets: list[Any], args: Any, kwargs: Any) -> Any:
@@ -147,7 +148,7 @@ def _transposed(x: Any, a: int = -2, b: int = -1) -> Rows:
 
 
 def _reshaped(name: str) -> Callable[..., Rows | None]:
-    """In the order of the elements, ``inner * size of what follows`` of them in sequence belong to one row."""
+    """In memory order, ``inner * size of the following dims`` consecutive elements belong to one row."""
 
     def rows(x: Any, *args: Any, **kwargs: Any) -> Rows | None:
         primal = x.primal.detach()
@@ -167,7 +168,7 @@ def _reshaped(name: str) -> Callable[..., Rows | None]:
 
 
 def _is_split(x: Any, dim: int) -> bool:
-    """Whether ``dim`` is that of the rows, with one entry in each."""
+    """Whether ``dim`` is the dimension of the rows, with one entry each."""
     return dim % x.ndim == x.rows.dim % x.ndim and x.rows.inner == 1 and x.shape[dim] == x.rows.number
 
 
@@ -200,12 +201,12 @@ def _split(x: Any, sizes: Any, dim: int = 0) -> list[Rows] | None:
 
 
 def _without(x: Any, dims: list[int]) -> int:
-    """The dimension of the rows when others are gone."""
+    """The dimension of the rows after others are removed."""
     return x.rows.dim + sum(1 for d in dims if d % x.ndim > x.rows.dim % x.ndim)
 
 
 def _joined(space: RowSpace, tensors: Any, dim: int, stacked: bool) -> Rows | None:
-    """Along another dimension than that of the rows, or rows in their order."""
+    """Joined along a dimension other than that of the rows, or rows in order."""
     jets = [x for x in tensors if space.has(x)]
     x = jets[0]
     ndim = x.ndim + stacked
@@ -224,7 +225,7 @@ def _along(x: Any, dim: int) -> bool:
 
 
 def _product(space: RowSpace, places: tuple[int, int], args: Any) -> Rows | None:
-    """Of matrices: rows of the first, columns of the second, or matrices of a batch."""
+    """A matrix product: rows of the first, columns of the second, or matrices of a batch."""
     left, right = (space.has(args[i]) for i in places)
     if any(space.has(x) for i, x in enumerate(args) if i not in places):
         return None

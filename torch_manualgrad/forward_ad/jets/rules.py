@@ -38,7 +38,7 @@ _OWN: dict[str, JetRule] = {
 
 
 def known_rules() -> list[str]:
-    """The operators that have a recurrence, or another entry of their own."""
+    """The operators that have a recurrence or another entry."""
     return sorted(_OWN)
 
 
@@ -64,12 +64,12 @@ def _derived(name: str) -> JetRule:
     raise NotImplementedError(_unknown(name))
 
 
-# Their samples have derivatives, though PyTorch has none.
+# Their samples have derivatives, although PyTorch has none.
 _SAMPLES = frozenset(f"aten::normal.{overload}" for overload in ("Tensor_Tensor", "Tensor_float", "float_Tensor"))
 
 
 def _of_values(name: str, *args: Any, **kwargs: Any) -> Any:
-    """An unknown operator. It has no derivative if it returns no real or complex numbers."""
+    """Run an unknown operator. It has no derivative if it returns no real or complex numbers."""
     found = operator(name)(*_values(args), **_values(kwargs))
     for x in found if isinstance(found, (list, tuple)) else [found]:
         if x.is_floating_point() or x.is_complex():

@@ -1,9 +1,9 @@
 """A Jacobian with a diagonal factor in front, from an elementwise function, stored as two tensors.
 
-The factors of one elementwise function after another multiply without the Jacobian, and a matrix product applies them
-to a few directions at a time, which stay in the cache. Parts that are never read are never multiplied: the end of a
-Laplacian needs the trace only. The two are made by the rules for jets, so nothing writes to them; both are plain
-tensors, so they may be multiplied anywhere.
+The factors of consecutive elementwise functions multiply without the Jacobian, and a matrix product applies them to a
+few directions at a time, which stay in the cache. Unread parts are never multiplied: the end of a Laplacian needs only
+the trace. The rules for jets make the two tensors, so nothing writes to them; both are plain, so they may be multiplied
+anywhere.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch_manualgrad.core.internals import only_autograd, values_readable
 
 __all__ = ["BLOCK", "Scaled", "matmul", "reshaped", "times", "whole"]
 
-BLOCK = 2**18  # elements: a few tensors of this size fit into the cache
+BLOCK = 2**18  # elements; a few tensors of this size fit into the cache
 
 
 class Scaled(NamedTuple):
@@ -33,7 +33,7 @@ def whole(x: Any) -> Any:
 
 
 def times(factor: Tensor, term: Any) -> Any:
-    """``factor * term``, kept as two where they are plain."""
+    """``factor * term``, as a `Scaled` if both are plain."""
     if isinstance(term, Scaled):
         return Scaled(factor * term.factor, term.term)
     return Scaled(factor, term) if _plain(factor, term) else factor * term
@@ -54,7 +54,7 @@ def matmul(x: Any, y: Tensor) -> Tensor:
 
 
 def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
-    """A term along many curves as one of tensors of another shape."""
+    """A term along many curves, reshaped."""
     if isinstance(x, Scaled) and x.term.is_contiguous():
         return Scaled(x.factor.reshape(shape), x.term.reshape(-1, *shape))
     x = whole(x)
@@ -62,7 +62,7 @@ def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _plain(*tensors: Tensor) -> bool:
-    """Whether no mode and no transform needs more than the numbers of these tensors, now and in later results."""
+    """Whether these tensors are plain: not tracked, and without modes or transforms around them."""
     return (
         not torch.compiler.is_dynamo_compiling()
         and not any(x.requires_grad for x in tensors)

@@ -11,11 +11,12 @@ JetRule = Callable[..., Any]
 
 
 class _Known:
-    """The rules found so far, by the operators' names; attributes, as Dynamo keeps the first state of a dictionary.
+    """The rules found so far, by operator name. They are attributes, because Dynamo keeps the first state of a
+    dictionary.
 
     Attributes:
         run: ``(space, trace, tensors) -> result``, a trace on these tensors.
-        derive: ``(name) -> rule``, of an operator that has none yet.
+        derive: ``(name) -> rule``, for an operator without one.
     """
 
     run: Callable[..., Any]
@@ -26,7 +27,7 @@ known = _Known()
 
 
 def fill(rules: Mapping[str, JetRule], derive: Callable[[str], JetRule], run: Callable[..., Any]) -> None:
-    """Enter the operators' own rules, and what finds and runs all others."""
+    """Enter the operators' rules, and the functions that find and run all others."""
     for name, rule in rules.items():
         setattr(known, _attribute(name), rule)
     known.derive, known.run = derive, run
@@ -36,7 +37,7 @@ def jet_rule(name: str) -> JetRule:
     """The rule that runs instead of an operator on jets.
 
     Raises:
-        NotImplementedError: nothing is known of it.
+        NotImplementedError: the operator is unknown.
     """
     attribute = _attribute(name)
     if not hasattr(known, attribute):

@@ -1,8 +1,8 @@
 """Truncated Taylor series: products, quotients and functions of one variable, by their recurrences.
 
 A series is a list of its coefficients, ``x(t) = x[0] + x[1] t + x[2] t^2 + ...``, without factorials; None stands for zero.
-All series of a call have one length. Where y = f(x), the chain rule y' = g x' gives the coefficients of y one after the
-other, from those of g: k y[k] = sum over j of j x[j] g[k - j].
+All series of a call have the same length. If y = f(x), the chain rule y' = g x' gives the coefficients of y in turn
+from those of g: k y[k] = sum over j of j x[j] g[k - j].
 
 References:
     Griewank and Walther, Evaluating Derivatives, 2nd edition, section 13.2, doi:10.1137/1.9780898717761.
@@ -90,7 +90,8 @@ def next_of(x: Coefficients, slope: Coefficients, k: int) -> Any:
 
 
 def integrate(start: Any, x: Coefficients, slope: Coefficients) -> Coefficients:
-    """y with y' = slope x' and the value ``start``, for a slope that depends on x alone; its last coefficient is not used."""
+    """y with y' = slope x' and the value ``start``; the slope depends only on x, and its last coefficient is not
+    used."""
     return [start, *(next_of(x, slope, k) for k in range(1, len(x)))]
 
 
@@ -172,11 +173,11 @@ def sqrt(x: Coefficients) -> Coefficients:
 
 
 def absolute(x: Coefficients) -> Coefficients:
-    """|x|; of a complex number the root of x conj(x). All derivatives are zero at zero."""
+    """|x|; for a complex number the root of x conj(x). All derivatives are zero at zero."""
     y, sign = [x[0].abs()], x[0].sgn()
     if not x[0].is_complex():
         return [*y, *scale(x[1:], sign)]
-    # of x / |x[0]|: products of the coefficients themselves may leave the range
+    # for x / |x[0]|: products of the coefficients themselves may overflow
     inverse = torch.where(y[0] == 0, 0, 1 / y[0])
     x = [sign, *scale(x[1:], inverse)]
     conjugate = [None if c is None else c.conj() for c in x]
@@ -195,7 +196,7 @@ def rsqrt(x: Coefficients) -> Coefficients:
 
 
 def power(x: Coefficients, exponent: Any) -> Coefficients:
-    """x^p for a number p: a whole one by products, which are right at zero too."""
+    """x^p for a number p; for an integer by products, which are right at zero too."""
     if isinstance(exponent, (int, float)) and exponent == int(exponent) and abs(exponent) <= 64:
         n = int(exponent)
         return _whole_power(x, n) if n >= 0 else reciprocal(_whole_power(x, -n))
@@ -320,7 +321,7 @@ def polygamma(x: Coefficients, n: int) -> Coefficients:
 
 def sigmoid(x: Coefficients) -> Coefficients:
     y0 = x[0].sigmoid()
-    other = (-x[0]).sigmoid()  # 1 - y, which is all rounding for large x
+    other = (-x[0]).sigmoid()  # computing 1 - y would leave only rounding errors for large x
 
     def slope(y: Coefficients) -> Any:
         if len(y) == 1:

@@ -1,8 +1,8 @@
 """Jets replace tensors while a function runs on truncated Taylor series.
 
-A `Jet` is a value and its Taylor coefficients along a curve. By ``__torch_function__``, every function of torch that
-receives one calls `call`, above autograd, vmap, functorch and the compiler. They all see the arithmetic on the
-coefficients. It has no memory: code that does not know jets raises, and cannot treat one as a constant.
+A `Jet` is a value and its Taylor coefficients along a curve. Through ``__torch_function__``, every function of torch
+that receives one calls `call`, above autograd, vmap, functorch and the compiler, which all see the arithmetic on the
+coefficients. A jet has no memory: code that does not support jets raises, and cannot treat one as a constant.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _depth = _Depth()
 
 @contextmanager
 def transforms_seen() -> Iterator[None]:
-    """In the context, the torch.func transforms that are running are those of the package itself, or around a space."""
+    """A context in which all running torch.func transforms are the package's own, or enclose a space."""
     before = _depth.transforms
     _depth.transforms = transform_depth()
     try:
@@ -64,21 +64,21 @@ def refuse_inside(what: str) -> None:
 
 
 class _Handler(TorchFunctionMode):
-    """The handler for Dynamo, which does not find the jets' own in every call."""
+    """The handler for Dynamo, which does not find the jets' own handler in every call."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensors: list[Any] = []
         encode((args, kwargs or {}), tensors)
         if any(is_jet(x) for x in tensors):
             return call(func, args, kwargs or {})
-        if func is not Tensor.as_subclass:  # which makes a jet
+        if func is not Tensor.as_subclass:  # as_subclass makes a jet
             for x in tensors:
                 check_kept(x)
         return func(*args, **(kwargs or {}))
 
 
 def check_kept(x: Any) -> None:
-    """Raise if Dynamo has put a call on a jet into its graph without asking: what came out is where a `GraphJet` is."""
+    """Raise if Dynamo has put a call on a jet into its graph without the handler: the result replaces a `GraphJet`."""
     if torch.compiler.is_dynamo_compiling() and isinstance(x, Tensor) and not is_jet(x) and x.device.type == "meta":
         raise NotImplementedError(
             "torch.compile has called a function on a Taylor series past its handler, as it does with abs(x), F.hardswish, "
@@ -91,11 +91,11 @@ class Space:
 
     Attributes:
         order: of the last coefficient.
-        directions: None, or along how many curves the jets run. All coefficients but the last then have a first dimension of
-            that size, and the last is the sum over the curves (a collapsed jet).
+        directions: None, or the number of curves. All coefficients but the last then have a first dimension of that
+            size, and the last is the sum over the curves (a collapsed jet).
         weights: of that sum, (directions,); None for ones.
-        batch_of: the function, as errors call it, whose argument is a batch of examples; None if no batch is followed.
-        level: the number of spaces around this one, and itself. Coefficients may be jets of a space around.
+        batch_of: the name, in errors, of the function whose argument is a batch of examples; None without a batch.
+        level: the number of enclosing spaces, including itself. Coefficients may be jets of an enclosing space.
     """
 
     def __init__(self, order: int, directions: int | None = None, weights: Tensor | None = None) -> None:
@@ -104,15 +104,15 @@ class Space:
         self.level: float = 0
         self.in_inference_mode = False
         self.has_forward_mode = True
-        self.memory: Any = None  # what jets in a graph that is compiled are made of
+        self.memory: Any = None  # the tensor behind the jets in a compiled graph
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """``function(*args)``, inside of this space: only there are its jets to be used."""
+        """``function(*args)``, inside of this space, the only place where its jets may be used."""
         _depth.now += 1
         self.level = _depth.now
         try:
             if torch.compiler.is_dynamo_compiling():
-                # on no device, so that a call which does not come here is seen; of inference mode, so that none writes to it
+                # on no device, to detect calls that bypass the handler; in inference mode, so that none writes to it
                 with torch.inference_mode():
                     self.memory = torch.empty((), device="meta")
                 with _Handler():
@@ -132,18 +132,18 @@ class Space:
         return is_jet(x) and x.space is self
 
     def coefficients(self, x: Any) -> list[Any]:
-        """All coefficients of ``x``, which is a jet of this space or a constant of it; None for zero."""
+        """All coefficients of ``x``, a jet of this space or a constant; None for zero."""
         check_kept(x)
         if is_jet(x) and x.lost is not None:
             raise NotImplementedError(f"{x.lost} has no Taylor series")
         return [x.primal, *x.terms] if self.has(x) else [x, *[None] * self.order]
 
     def factored(self, x: Any) -> list[Any]:
-        """`coefficients`, with the Jacobians that are kept as products: see `scaled`."""
+        """`coefficients`, with Jacobians stored as products: see `scaled`."""
         return [x.primal, *x.factored] if type(x) is Jet and x.space is self and not x.lost else self.coefficients(x)
 
     def jet(self, coefficients: Sequence[Any]) -> Any:
-        """The jet with these coefficients, each of them expanded to the shape of the first, and of its dtype."""
+        """The jet with these coefficients, each expanded to the shape, and cast to the dtype, of the first."""
         primal, *terms = coefficients
         shape = tuple(primal.shape)
         for k, term in enumerate(terms):
@@ -151,7 +151,7 @@ class Space:
                 shape_of_term = shape if self.directions is None or k == self.order - 1 else (self.directions, *shape)
                 if not isinstance(term, Scaled) and tuple(term.shape) != shape_of_term:
                     term = terms[k] = term.expand(shape_of_term)
-                if not isinstance(term, Scaled) and term.dtype != primal.dtype:  # of a real summand in a complex sum
+                if not isinstance(term, Scaled) and term.dtype != primal.dtype:  # from a real summand in a complex sum
                     terms[k] = term.to(primal.dtype)
         if not torch.compiler.is_dynamo_compiling():
             return Jet(self, primal, tuple(terms))
@@ -161,7 +161,7 @@ class Space:
         return found
 
     def lost(self, primal: Any, what: str) -> Any:
-        """A result that depends on jets and has no series: an error where it is used, which calls it ``what``."""
+        """A result that depends on jets, but has no series. Its use raises an error that calls it ``what``."""
         found = self.jet([primal, *[None] * self.order])
         found.lost = what
         return found
@@ -171,10 +171,10 @@ class Space:
         return x.sum(0) if self.weights is None else torch.tensordot(self.weights.to(x.dtype), x, 1)
 
     def collapsed_product(self, x: Tensor, y: Tensor) -> Tensor:
-        """The weighted sum over the directions of x y, a few of them at a time: their products stay in the cache."""
+        """The weighted sum over the directions of x y, a few directions at a time, whose products stay in the cache."""
         if x is y and isinstance(x, Scaled):
             return x.factor * x.factor * self.collapsed_product(x.term, x.term)
-        if x is y and x.ndim > 2 and x.shape[1] > 1 and x.stride(1) == 0:  # rows that are all one, as of a basis
+        if x is y and x.ndim > 2 and x.shape[1] > 1 and x.stride(1) == 0:  # equal rows, as in a basis
             row = x[:, :1]
             return self.collapsed_product(row, row).expand(x.shape[1:])
         count = x.shape[0]
@@ -214,8 +214,8 @@ class _Series(Series):
     terms: tuple[Any, ...]
     examples: int | None = None  # that its entries depend on: see `examples`
     lost: str | None = None  # describes a tensor without a series
-    rows: Any = None  # of a jet with a block-diagonal Jacobian: see `rows`
-    aliases: list[int]  # how many jets share memory, as far as views tell; one list for all of them
+    rows: Any = None  # for a jet with a block-diagonal Jacobian: see `rows`
+    aliases: list[int]  # the number of jets that share memory through views; one list for all of them
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -280,7 +280,7 @@ class Jet(_Series, Tensor):  # type: ignore[misc, override]
 
     @property
     def terms(self) -> tuple[Any, ...]:
-        """Whole, from the first time on that they are read."""
+        """The coefficients, multiplied out at the first read."""
         self.factored = tuple([whole(t) for t in self.factored])
         return self.factored
 
@@ -299,9 +299,9 @@ class Jet(_Series, Tensor):  # type: ignore[misc, override]
 
 
 class GraphJet(_Series, Tensor):  # type: ignore[misc, override]
-    """A jet while Dynamo traces, which knows a class of tensors by ``as_subclass``, and its attributes.
+    """A jet while Dynamo traces, which recognizes a tensor class by ``as_subclass``, and its attributes.
 
-    Methods that torch writes in Python are functions without a source to Dynamo when they come to the handler.
+    For Dynamo, torch methods written in Python are functions without a source when they reach the handler.
     """
 
     norm, split, stft, istft, unflatten = (
@@ -336,14 +336,14 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
     if not torch.compiler.is_dynamo_compiling() and func in FUNCTIONS:
         return FUNCTIONS[func](*args, **kwargs)
     found: Trace = traced(func, template, tensors)
-    if torch.compiler.is_dynamo_compiling():  # which switches the handlers of classes off inside of one, but no mode
+    if torch.compiler.is_dynamo_compiling():  # Dynamo disables the handlers of classes inside of one, but not modes
         with _Handler():
             return known.run(space, found, tensors)
     return known.run(space, found, tensors)
 
 
 def _refuse_surroundings(space: Space) -> None:
-    """Raise where the call is inside of what would not see a jet, although the space is open."""
+    """Raise if the call is inside of something that does not support jets, although the space is open."""
     if torch.compiler.is_dynamo_compiling():
         if space.memory is None:
             raise NotImplementedError(
@@ -355,7 +355,7 @@ def _refuse_surroundings(space: Space) -> None:
             "torch.inference_mode() inside of a function that runs on Taylor series, where forward mode has no derivatives; "
             "call .detach() to hold a value constant, or enter it around the call"
         )
-    if space.has_forward_mode and not fwd_grad_is_enabled():  # as while the forward of an autograd.Function runs
+    if space.has_forward_mode and not fwd_grad_is_enabled():  # as in the forward of an autograd.Function
         raise NotImplementedError(
             "torch.autograd.Function inside of a function that runs on Taylor series, which do not see its derivative; "
             "write it with mg.custom_op, or call .detach() to hold its arguments constant"

@@ -1,6 +1,6 @@
-"""The operators that a function of torch calls: found once for given shapes, by a run on fake tensors, and cached.
+"""The operators that a function of torch calls, found once for given shapes by a run on fake tensors, and cached.
 
-The function is one that torch passes to ``__torch_function__``, so it depends on its arguments only. The cached trace
+torch passes the function to ``__torch_function__``, so it depends only on its arguments. The cached trace
 consists of plain values, which a compiled graph may contain as constants.
 """
 
@@ -45,7 +45,7 @@ class Node(NamedTuple):
     Attributes:
         name: of the operator, ``"aten::mul.Tensor"``.
         arguments: positional and keyword ones, encoded; tensors are numbers of places.
-        places: of the outputs; encoded as a result.
+        places: of the outputs; encoded like a result.
     """
 
     name: str
@@ -54,9 +54,9 @@ class Node(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """The calls in their order, and the results of the function; tensors are numbered, the arguments first.
+    """The calls in order, and the results of the function; tensors are numbered, the arguments first.
 
-    Tensors that no call has made, and that represent no numbers, are constants.
+    Other tensors, unless they represent numbers, are constants.
     """
 
     nodes: tuple[Node, ...]
@@ -64,7 +64,7 @@ class Trace(NamedTuple):
     constants: tuple[tuple[int, Tensor], ...] = ()
 
 
-# An encoded value is (kind, content): the kinds keep apart values that are equal, 1 and 1.0 and True.
+# An encoded value is (kind, content): kinds distinguish the equal values 1, 1.0 and True.
 def encode(value: Any, tensors: list[Any], place: Callable[[Any], Any] | None = None) -> Any:
     """A value with numbers for its tensors, hashable if its constants are; the tensors are appended to the list.
 
@@ -78,7 +78,7 @@ def encode(value: Any, tensors: list[Any], place: Callable[[Any], Any] | None = 
             return place(value)
         tensors.append(value)
         return ("tensor", len(tensors) - 1)
-    if isinstance(value, tuple) and hasattr(value, "n_unnamed_fields"):  # as torch.max(x, 0) returns
+    if isinstance(value, tuple) and hasattr(value, "n_unnamed_fields"):  # as from torch.max(x, 0)
         return ("named", (type(value), tuple([encode(v, tensors, place) for v in value])))
     if isinstance(value, (list, tuple)):
         kind = "list" if isinstance(value, list) else "tuple"
@@ -113,7 +113,7 @@ def decode(encoded: Any, tensors: Any) -> Any:
     return content
 
 
-#: Operators that take a number for a tensor, which then has no part in the dtype of the result.
+#: Operators that accept a number instead of a tensor; it then does not affect the dtype of the result.
 _TAKE_NUMBERS = frozenset({"add", "sub", "rsub", "mul", "div", "floor_divide", "copy", "bitwise_left_shift"})
 
 _kept: dict[Any, Trace] = {}
@@ -126,7 +126,7 @@ def traced(func: Callable[..., Any], template: Any, tensors: list[Any]) -> Trace
     Args:
         func: of torch.
         template: its arguments, encoded.
-        tensors: those in them; of jets, the shape counts.
+        tensors: those in the arguments; of jets, only the shape matters.
     """
     if isinstance(func, OpOverload) and not is_composite(func):
         (_, (args, kwargs)), place = template, ("tensor", len(tensors))
@@ -140,7 +140,7 @@ def traced(func: Callable[..., Any], template: Any, tensors: list[Any]) -> Trace
     key = (func, template, likes, is_autocast_enabled(), torch.get_default_dtype())
     try:
         found = _kept.get(key)
-    except TypeError:  # a constant that has no hash
+    except TypeError:  # an unhashable constant
         return _trace(func, template, likes, tensors)
     if found is None:
         if len(_kept) >= _AT_MOST:
@@ -149,7 +149,7 @@ def traced(func: Callable[..., Any], template: Any, tensors: list[Any]) -> Trace
             found = _kept[key] = _trace(func, template, likes, None)
         except NotImplementedError:
             raise
-        except RuntimeError:  # a shape that depends on values, or an operator that takes no fake tensors
+        except RuntimeError:  # a shape that depends on values, or an operator without fake tensors
             return _trace(func, template, likes, tensors)
     return found
 
@@ -163,19 +163,19 @@ def _constant(func: Callable[..., Any], template: Any, likes: Any) -> Any:
         )
     for node in nodes:
         try:
-            jet_rule(node.name)  # made now, as Dynamo does not read the registries
-        except NotImplementedError:  # it may get no jets
+            jet_rule(node.name)  # made now, because Dynamo does not read the registries
+        except NotImplementedError:  # it may receive no jets
             pass
     return tuple([tuple(n) for n in nodes]), result
 
 
 def _trace(func: Callable[..., Any], template: Any, likes: Any, tensors: list[Any] | None) -> Trace:
-    known: list[Any] = []  # kept alive, so that an id stays one tensor's
+    known: list[Any] = []  # kept alive, so that ids stay unique
     places: dict[int, int] = {}
     nodes: list[Node] = []
     constants: list[tuple[int, Tensor]] = []
     kept: list[Any] = []
-    own: set[int] = set()  # ids of tensors that calls here have made, and that share memory with no other
+    own: set[int] = set()  # ids of tensors made by calls here that share memory with no other
     numbers: dict[int, Any] = {}  # by the ids of the tensors that represent them
 
     def number(x: Any) -> Any:
@@ -201,9 +201,9 @@ def _trace(func: Callable[..., Any], template: Any, likes: Any, tensors: list[An
     def see(op: Any, args: Any, kwargs: Any, result: Any) -> None:
         several = result if isinstance(result, (list, tuple)) else [result]
         if not any(isinstance(x, Tensor) for x in several) and not op._schema.is_mutable:
-            return  # a question that was answered
+            return  # a query, already answered
         if op is torch.ops.aten.lift_fresh.default and value_of_constant(result) is not None:
-            return  # of one number, which is a constant
+            return  # of one number: a constant
         if op is torch.ops.aten.alias.default and number(args[0]) is not None:
             numbers[id(result)] = number(args[0])
             kept.append(result)
@@ -212,10 +212,10 @@ def _trace(func: Callable[..., Any], template: Any, likes: Any, tensors: list[An
         arguments = encode((args, kwargs), [], constant_or_number if takes_numbers else constant)
         name = op.name().removesuffix(".default")
         if op._schema.is_mutable and args and id(args[0]) in own and result is args[0]:
-            # nothing but what follows sees the write
+            # only later calls see the write
             functional = functional_form(name)
             numeric = {x.dtype for x in _tensors((args, kwargs)) if x.is_floating_point() or x.is_complex()}
-            if functional != "aten::copy" and exists(functional) and numeric == {result.dtype}:  # which it may promote
+            if functional != "aten::copy" and exists(functional) and numeric == {result.dtype}:  # it may promote
                 name = functional
                 del places[id(result)]
         elif op._opname == "_unsafe_view" or any(r.alias_info for r in op._schema.returns):
@@ -231,7 +231,7 @@ def _trace(func: Callable[..., Any], template: Any, likes: Any, tensors: list[An
             places[id(x)] = len(known) - 1
         args, kwargs = decode(template, inputs)
         try:
-            # the cached trace does not depend on the rules that are active now
+            # the cached trace does not depend on the active rules
             with without_overrides(), calls_seen(see):
                 result = func(*args, **kwargs)
         except ReadsValues:
@@ -278,7 +278,7 @@ def functional_form(name: str) -> str:
 
 
 def _unseen_write(func: Callable[..., Any]) -> str:
-    """The name of a function that has called no operator and yet changes its argument; "" for others.
+    """The name of a function that changes its argument without calling an operator; "" for others.
 
     ``detach_`` is one, and the setter of ``x.data = y``. ``dropout_`` in evaluation calls nothing because it does nothing.
     """

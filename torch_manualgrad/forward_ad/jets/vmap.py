@@ -1,4 +1,4 @@
-"""`torch.vmap` over the directions of a space, of tensors that may be jets of a space around it."""
+"""`torch.vmap` over the directions of a space, for tensors that may be jets of an enclosing space."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["each_direction", "leaves", "rebuilt"]
 
 
 def each_direction(function: Callable[..., Any], *tensors: Any) -> list[Any]:
-    """``function(*tensors)``, a list of tensors, for each of the first dimension of all ``tensors``; None stays None."""
+    """``function(*tensors)``, a list of tensors, mapped over the first dimension of ``tensors``; None stays None."""
     parts: list[Any] = []
     dims: list[int] = []
     specs = [_take(x, 0, parts, dims, without_dim) for x in tensors]
@@ -73,5 +73,5 @@ def leaves(x: Any) -> list[Any]:
 
 
 def rebuilt(x: Any, elements: Any) -> Any:
-    """Nested lists like ``x`` of what an iterator gives."""
+    """Nested lists like ``x``, with the elements of an iterator."""
     return [rebuilt(v, elements) for v in x] if isinstance(x, (list, tuple)) else next(elements)

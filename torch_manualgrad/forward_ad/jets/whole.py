@@ -1,7 +1,7 @@
-"""Functions that are differentiated as a whole, such as one with a rule of its own or the solution of an equation, on jets.
+"""Functions on jets that are differentiated as a whole, such as custom rules or solutions of equations.
 
-Along a curve x(t), the function is one of the number t, whose derivatives nested ``torch.func.jvp`` computes. Order k takes 2^k
-evaluations, as without jets.
+Along a curve x(t), the function depends on the number t, and nested ``torch.func.jvp`` differentiates it in t. Order k
+takes 2^k evaluations, as without jets.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["by_jvps"]
 
 
 def by_jvps(function: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """``function(*args)``, of pytrees with jets in them.
+    """``function(*args)``, for pytrees that contain jets.
 
     Raises:
         NotImplementedError: jets of several spaces, or of a batch of examples, which the function might mix.
@@ -92,7 +92,7 @@ def _derivatives(function: Callable[..., Sequence[Tensor]], rows: list[list[Any]
 
 
 def _with_next(function: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
-    """A function with one derivative more after those that it returns."""
+    """A function that also returns the derivative of its last result."""
 
     def both(t: Tensor) -> Any:
         pair: Any = torch.func.jvp(function, (t,), (torch.ones_like(t),))

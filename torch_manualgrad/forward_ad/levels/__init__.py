@@ -1,1 +1,1 @@
-"""Forward mode in levels to any depth: dual tensors of dual tensors."""
+"""Forward mode in levels of any depth: dual tensors of dual tensors."""

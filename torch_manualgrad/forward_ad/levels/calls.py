@@ -1,4 +1,4 @@
-"""Runs an operator inside dual levels: its values, and its tangents by the rule that belongs to it."""
+"""Runs an operator inside dual levels: its values, and its tangents by its rule."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ __all__ = ["call"]
 # Composite functions set these only if an input is differentiated, which they cannot see here.
 _COMPLETE = {"aten::_linalg_svd": "compute_uv", "aten::_linalg_eigh": "compute_v"}
 
-# These let memory be read as another thing, or give a tensor another memory.
+# These reinterpret memory, or replace a tensor's memory.
 _REFUSED = {
     "aten::detach_": "write `x = x.detach()`",
     "aten::view.dtype": "a tangent cannot be read as another dtype",
@@ -64,7 +64,7 @@ _REFUSED = {
 
 @functools.cache
 def _facts(op: Any) -> tuple[str, Signature, bool, bool, bool]:
-    """Name, signature, and whether it is composite, returns a view, writes to an argument."""
+    """The name, the signature, and whether it is composite, returns a view, or writes to an argument."""
     schema = op._schema
     view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
     return op.name().removesuffix(".default"), Signature(schema), is_composite(op), view, is_written(op)
@@ -84,7 +84,7 @@ def _dual_call(op: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: Se
     """The operator on tensors, at least one in memory that has a tangent."""
     name, signature, composite, view, writes = _facts(op)
     level = innermost([x for x in _parts(tensors) if is_differentiable(x)], levels)
-    if level is None:  # the others read bits of memory that has a tangent, as integers
+    if level is None:  # the others read the bits of memory with a tangent as integers
         if writes:
             raise NotImplementedError(f"{name}: integers are written to memory that has a tangent at a dual level")
         return plainly(op, args, kwargs)
@@ -92,9 +92,9 @@ def _dual_call(op: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: Se
     if name == "aten::detach":
         if packing() or accumulating():
             return plainly(op, args, kwargs)
-        with below_levels():  # what shares memory shares the tangent
+        with below_levels():  # tensors that share memory share the tangent
             return detached(args[0])
-    if name == "aten::_unpack_dual":  # PyTorch's own dual tensors: its level is as one more, outside of all
+    if name == "aten::_unpack_dual":  # PyTorch's own dual tensors: its level acts like the outermost
         with below_levels():
             return torch_unpacked(lambda x: op(x, *args[1:], **kwargs), args[0], levels)
     if any(x.is_nested for x in tensors):
@@ -111,7 +111,7 @@ def _dual_call(op: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: Se
 
 
 def _parts(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The tensors, and those that wrappers of theirs are made of."""
+    """The tensors, and the tensors inside wrappers."""
     found = list(tensors)
     for x in tensors:
         if type(x) is not Tensor and hasattr(x, "__tensor_flatten__"):
@@ -121,7 +121,7 @@ def _parts(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def _refuse(name: str, tensors: Sequence[Tensor], args: Sequence[Any], levels: Levels) -> None:
-    """Raise where a tangent would be lost."""
+    """Raise if a tangent would be lost."""
     if in_functorch():
         raise RuntimeError(
             f"{name}: a tensor with a tangent at a dual level is inside a torch.func transform; call make_dual and "
@@ -150,7 +150,7 @@ def _refuse(name: str, tensors: Sequence[Tensor], args: Sequence[Any], levels: L
 
 
 def _differentiated(op: Any, name: str, signature: Signature, values: list[Any], levels: Levels, level: Level) -> Any:
-    """The result, with its tangents at ``level``, the innermost at which an argument has one, and outside of it."""
+    """The result, with its tangents at ``level``, the innermost at which an argument has one, and at outer levels."""
     values = with_tensors(signature, values)
     unread = _running(values, level) if name == "aten::native_batch_norm" else ()
     if name in _COMPLETE:
@@ -175,7 +175,7 @@ def _differentiated(op: Any, name: str, signature: Signature, values: list[Any],
     read = {id(storage_of(x)): x for x in known}  # the tensors keep their storages
     with below_levels():
         made = [_given(name, o, t, level, levels, read) for o, t in zip(outputs, found)]
-        if not in_formula():  # formulas of rules know what they do with such outputs
+        if not in_formula():  # formulas of rules handle such outputs
             for i, at in itertools.product(not_differentiable(rule_of(name)), (level, *others)):
                 if is_differentiable(outputs[i]) and storage_of(outputs[i]) is not None:
                     forget(outputs[i], at, f"{signature.output_names[i]} of {name}")
@@ -183,7 +183,7 @@ def _differentiated(op: Any, name: str, signature: Signature, values: list[Any],
 
 
 def _running(values: Sequence[Any], level: Level) -> tuple[int, ...]:
-    """The places of running statistics whose tangents are not read.
+    """The positions of running statistics, whose tangents are not read.
 
     Batch normalization writes to them in training, but its schema does not say so: no rule has the tangent of the
     written values.
@@ -202,7 +202,7 @@ def _running(values: Sequence[Any], level: Level) -> tuple[int, ...]:
 
 
 def _tangents(value: Any, level: Level) -> Any:
-    """Of an argument, as jvps take them."""
+    """The tangents of an argument, for jvps."""
     if isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value):
         return [tangent(v, level) for v in value]
     return tangent(value, level)

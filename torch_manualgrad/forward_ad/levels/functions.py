@@ -14,9 +14,9 @@ __all__ = ["Functions"]
 
 
 class Functions(TorchFunctionMode):
-    """Calls that would keep a tangent which they are to end, or lose one without a word.
+    """Intercepts calls that would keep a tangent that they should drop, or lose one silently.
 
-    Only where user code calls them: inside of a function of PyTorch's such a mode is off.
+    Only from user code: inside of PyTorch's functions such a mode is off.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -36,7 +36,7 @@ def _data(x: Tensor) -> Tensor:
     raise NotImplementedError("x.data: x has a tangent at a dual level, which shares its memory; use x.detach()")
 
 
-# A dictionary of bound methods of types: `Tensor.data` is a property, whose getter PyTorch hands over.
+# A dictionary of bound methods of types: `Tensor.data` is a property, and PyTorch passes its getter.
 _INSTEAD: dict[Callable[..., Any], Callable[..., Any]] = {
     Tensor.__deepcopy__: _deepcopy,
     Tensor.data.__get__: _data,  # type: ignore[attr-defined]

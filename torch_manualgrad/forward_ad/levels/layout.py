@@ -4,8 +4,8 @@ The layout contract of PyTorch's forward mode (``autograd_meta.cpp``, "Forward G
 sizes, strides, offset, storage size, conj and neg bits of its primal; the tangent of a view is a view of its base's
 tangent; an operation in place changes the tangent in place. PyTorch stores a tangent with each tensor, and forwards
 changes between views and bases. Here a storage has a shadow of the same size, and every tensor on the storage reads its
-tangent through its own sizes, strides, offset and bits. All of the contract follows, in every order of views, writes
-and duals.
+tangent through its own sizes, strides, offset and bits. The whole contract follows, in every order of views, writes and
+duals.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Shadow", "Shadows", "copied", "detached", "has_same_meta", "is_dense
 
 @checked
 def has_same_meta(base: Tensor, other: Tensor) -> bool:
-    """Whether the same indices refer to the same places of storages of the same size, read with the same bits.
+    """Whether the same indices refer to the same places in storages of the same size, with the same bits.
 
     Args:
         base: a tensor, (*).
@@ -49,7 +49,7 @@ def has_same_meta(base: Tensor, other: Tensor) -> bool:
 
 
 def is_dense(x: Tensor) -> bool:
-    """Whether the elements of ``x`` fill its storage, each at a place of its own."""
+    """Whether the elements of ``x`` fill its storage, each at a different place."""
     storage = storage_of(x)
     if storage is None or x.storage_offset() or x.numel() * x.itemsize != storage.nbytes():
         return False
@@ -62,7 +62,7 @@ def is_dense(x: Tensor) -> bool:
 
 
 def _whole(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """The storage of ``x`` as one vector of ``dtype``, by default that of ``x``; a view, without the bits of ``x``."""
+    """The storage of ``x`` as a vector of ``dtype``, by default that of ``x``; a view, without the bits of ``x``."""
     storage = storage_of(x)
     assert storage is not None
     x = _without_bits(x)
@@ -89,7 +89,7 @@ def _with_bits_of(x: Tensor, of: Tensor) -> Tensor:
 
 
 def _seen(flat: Tensor, x: Tensor) -> Tensor:
-    """The entries of the vector at the positions of ``x`` in its storage, read as ``x`` reads them."""
+    """The entries of the vector at the positions of ``x`` in its storage, with the bits of ``x``."""
     return _with_bits_of(flat.as_strided(x.shape, x.stride(), x.storage_offset()), x)
 
 
@@ -97,8 +97,8 @@ class Shadow:
     """The tangents of all tensors on one storage.
 
     Args:
-        base: covers the shadow's storage, each place once; its geometry is that of a tensor on the shadowed storage.
-        unknown: if the tangents are not known, of what.
+        base: covers the shadow's storage, each place once, with the geometry of a tensor on the shadowed storage.
+        unknown: if the tangents are unknown, a description of the tensor.
     """
 
     __slots__ = ("base", "unknown")
@@ -108,7 +108,7 @@ class Shadow:
 
     @classmethod
     def zeros(cls, x: Tensor) -> Shadow:
-        """Of the storage of ``x``: zero everywhere."""
+        """The shadow of the storage of ``x``, zero everywhere."""
         storage = storage_of(x)
         assert storage is not None
         return cls(torch.zeros(storage.nbytes() // x.itemsize, dtype=x.dtype, device=x.device))
@@ -129,13 +129,13 @@ class Shadow:
 
 
 class Shadows:
-    """The shadows of storages at one level, each as long as its storage lives.
+    """The shadows of storages at one level; each lives as long as its storage.
 
-    Reads need no lock: each is one look-up in a dictionary, and nothing is made on the way.
+    Reads need no lock: each is one look-up in a dictionary.
     """
 
     def __init__(self) -> None:
-        # A storage has one Python object for as long as it lives, and a weak reference ends before its id is used again.
+        # A storage has one Python object for its lifetime, and weak references end before the id is reused.
         self._entries: dict[int, tuple[weakref.ref[torch.UntypedStorage], Shadow]] = {}
 
     def __len__(self) -> int:
@@ -157,7 +157,7 @@ def copied(x: Tensor) -> Tensor:
     """``x`` on a copy of its storage: the same metadata, connected to ``x`` for autograd and PyTorch's forward mode.
 
     Raises:
-        RuntimeError: elements of ``x`` lie at the same place otherwise than by ``expand``, and autograd tracks it.
+        RuntimeError: elements of ``x`` overlap other than by ``expand``, and autograd tracks it.
     """
     if is_dense(x) and not (x.is_conj() or x.is_neg()):
         made = x.clone(memory_format=torch.preserve_format)
@@ -171,7 +171,7 @@ def copied(x: Tensor) -> Tensor:
 
 
 def detached(x: Tensor) -> Tensor:
-    """The values of ``x`` on a storage of its own, without history or tangent."""
+    """The values of ``x`` on a new storage, without history or tangent."""
     if x.is_nested:
         return strided_nested(copied(x.values().detach()), *nested_strides(x))
     return copied(x.detach())

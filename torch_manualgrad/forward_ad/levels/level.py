@@ -1,13 +1,13 @@
-"""Dual levels: forward mode as PyTorch's ``forward_ad``, nested to any depth, in eager mode.
+"""Dual levels: forward mode like PyTorch's ``forward_ad``, nested to any depth, in eager mode.
 
 Inside a level every operator computes its tangent by the rule in ``mg.rules``, from the tangents of its arguments. The
 outer levels see the rule's formula. So $n$ levels give mixed derivatives of order $n$.
 
-How calls are intercepted. A ``TorchDispatchMode`` runs below autograd: tangents computed there have no history, so the
+How calls are intercepted: a ``TorchDispatchMode`` runs below autograd: tangents computed there have no history, so the
 gradient of a tangent is lost, and ``x.detach()`` looks the same as autograd saving a tensor. A ``TorchFunctionMode``
 runs above autograd, but receives calls from Python only: neither calls of composite functions in C++, nor the backward
-pass. So a fallback of the dispatcher at a key above autograd takes the calls. It is active on a thread while the thread
-has a level open. It receives each operator from C++ and Python, forward and backward, and autograd tracks its results
+pass. So a dispatcher fallback at a key above autograd intercepts the calls. It is active on a thread while the thread
+has an open level. It receives each operator from C++ and Python, forward and backward, and autograd tracks its results
 as usual. Composite operators are decomposed. An operator whose derivative is unknown raises.
 
 `layout` describes where tangents are stored.
@@ -81,7 +81,7 @@ class Level(tangent_state.Level):
 
     @contextmanager
     def on_this_thread(self) -> Iterator[None]:
-        """Let operators on another thread see this level, and those around it, for a block.
+        """Make this level, and its outer levels, visible to operators on another thread, for a block.
 
         Raises:
             RuntimeError: the level is not open, or this thread sees levels already.
@@ -97,10 +97,10 @@ def dual_level() -> Level:
     """A level at which tensors can have tangents: ``with dual_level() as level: ...``.
 
     Levels nest to any depth, and belong to the thread that enters them (`Level.on_this_thread`). At the end of the block
-    all tangents at the level are freed; those that `unpack_dual` returned are ordinary tensors from then on.
+    all tangents at the level are freed; those that `unpack_dual` returned become ordinary tensors.
 
     Returns:
-        The level, to be entered once. Its number of outer levels, plus 1, is ``level.depth``.
+        The level, which can be entered once. ``level.depth`` is the number of its outer levels plus 1.
 
     Raises:
         RuntimeError: on entry, inside of a torch.func transform or a second time; at the end, if an inner level is open.
@@ -123,12 +123,12 @@ def make_dual(primal: Tensor, tangent: Tensor, *, level: Level | None = None) ->
         level: an open level; by default the innermost.
 
     Returns:
-        A copy of ``primal`` with the same metadata, connected to it for autograd. ``primal`` itself stays without
-        tangent, so that it can be dual in another direction too. The tangent is a copy of ``tangent``, with the metadata of
-        the primal.
+        A copy of ``primal`` with the same metadata, connected to it for autograd. ``primal`` itself has no tangent, so
+        it can also be made dual in another direction. The tangent is a copy of ``tangent``, with the metadata of the
+        primal.
 
     Raises:
-        RuntimeError: no level is open, or ``level`` is not; elements of ``primal`` overlap otherwise than by ``expand``.
+        RuntimeError: no level is open, or ``level`` is not; elements of ``primal`` overlap other than by ``expand``.
         TypeError: an argument is not a tensor, or not real or complex, or the dtypes, devices or layouts differ.
         ValueError: the sizes differ; ``primal`` or ``tangent`` has a tangent at this level already; ``primal`` is expanded,
             and ``tangent`` is not.
@@ -154,8 +154,8 @@ def unpack_dual(tensor: Tensor, *, level: Level | None = None) -> UnpackedDual:
 
     Returns:
         ``(primal, tangent)``, each with the tangents of ``tensor`` at the other levels. Without a tangent these are
-        ``tensor`` and None; else ``primal`` is a copy. The tangent is the one that ``tensor`` has, not a copy, so that a
-        change in place is one of ``tensor`` as well, unless ``tensor`` has tangents at levels inside of this one.
+        ``tensor`` and None; else ``primal`` is a copy. The tangent is not a copy: changing it in place also changes
+        ``tensor``, unless ``tensor`` has tangents at inner levels.
 
     Raises:
         RuntimeError: no level is open, or ``level`` is not.
@@ -178,7 +178,7 @@ def unpack_dual(tensor: Tensor, *, level: Level | None = None) -> UnpackedDual:
 
 
 def _chosen(what: str, level: Level | None) -> tuple[Level, tuple[Level, ...]]:
-    """The level, and all that count."""
+    """The level, and all levels that apply."""
     levels: Any = visible()
     if level is None:
         if not levels:

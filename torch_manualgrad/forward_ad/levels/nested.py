@@ -1,7 +1,7 @@
 """Operators on strided nested tensors inside dual levels.
 
-The values of such a tensor are a dense view, and have the tangent. So a function of `mg.nested`, which computes on the
-values, has tangents like any other. The operators that `override("nested")` replaces are these functions here.
+The values of such a tensor are a dense view, and have the tangent. So the functions of `mg.nested`, which compute on
+the values, have tangents like any other. They run instead of the operators that `override("nested")` replaces.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .state import plainly
 
 __all__ = ["nested_call"]
 
-# views of the buffer, and what reads the structure alone
+# views of the buffer, and operators that only read the structure
 _BELOW = (
     "aten::values",
     "aten::_nested_get_values",

@@ -1,4 +1,4 @@
-"""Selects the jvp of an operator: that of its rule; of a custom op, its own; else PyTorch's, through torch.func."""
+"""Selects the jvp of an operator: from its rule, a custom op's own, or else PyTorch's, through torch.func."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _REFERENCES: dict[str, Callable[..., Any]] = {"aten::_linalg_eigvals": lambda se
 
 
 def reference_of(name: str) -> Callable[..., Any] | None:
-    """The function of other operators that is called instead of the operator, if its derivative is that function's."""
+    """The function that runs instead of the operator, if the operator's derivative is that of the function."""
     derivative = current_derivative(name)
     if isinstance(derivative, ReferenceDerivative):
         return derivative.reference
@@ -42,7 +42,7 @@ def reference_of(name: str) -> Callable[..., Any] | None:
 
 
 def jvp_of(op: Any, name: str, signature: Signature) -> Jvp:
-    """The jvp of an operator, to be called where the outer levels are visible.
+    """The jvp of an operator; the outer levels must be visible when it is called.
 
     Raises:
         NotImplementedError: none is known.
@@ -68,11 +68,11 @@ def rule_of(name: str) -> Rule | None:
 
 @functools.cache
 def recomputed(rule: Rule | None) -> tuple[int, ...]:
-    """The positions of inputs whose tangents a rule does not read: it recomputes them, or keeps them constant."""
+    """The positions of inputs whose tangents a rule ignores: it recomputes them, or keeps them constant."""
     if rule is None:
         return ()
     read = {p.removesuffix("_t") for f in rule.jvp.values() for p in parameters(f) if p.endswith("_t")}
-    known = read or {n for key in rule.vjp for n in key}  # a vjp may say of an input that its part is in others
+    known = read or {n for key in rule.vjp for n in key}  # a vjp may include the part of an input in others
     return tuple(i for i in rule.signature.tensor_like if rule.signature.names[i] not in known)
 
 
@@ -88,7 +88,7 @@ def not_differentiable(rule: Rule | None) -> tuple[int, ...]:
 def _by_rule(
     rule: Rule, values: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any], outer: Levels
 ) -> Sequence[Any]:
-    for i in recomputed(rule):  # the derivative in these is not zero, as PyTorch's forward mode has it
+    for i in recomputed(rule):  # PyTorch's forward mode takes the derivative in these as zero, but it is not
         if rule.signature.names[i] in ("weight", "scale") and tangents[i] is not None:
             raise NotImplementedError(
                 f"{rule.name}: its argument {rule.signature.names[i]} has a tangent at a dual level, but its rule does "
@@ -106,7 +106,7 @@ def _is_tracked(x: Tensor, levels: Levels) -> bool:
 def _by_program(
     jvp: Callable[..., Any], values: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any], outer: Levels
 ) -> Sequence[Any]:
-    # it differentiates at points of its own, of which the tangents would otherwise require grad
+    # it differentiates at its own points, whose tangents would otherwise require grad
     with below_levels():
         tracked = any(_is_tracked(x, outer) for x in tensors_in([*values, *tangents]))
     with torch.set_grad_enabled(tracked and torch.is_grad_enabled()):
@@ -117,7 +117,7 @@ def _by_program(
 def _by_derivative(
     derivative: Derivative, values: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any], outer: Levels
 ) -> Sequence[Any]:
-    found = derivative.jvp(values, outputs, tangents)  # under autocast too, which the operator has seen first
+    found = derivative.jvp(values, outputs, tangents)  # also under autocast, already applied to the operator
     return [t if yes else None for t, yes in zip(found, derivative.differentiable)]
 
 
@@ -130,9 +130,9 @@ def _by_torch(
     tangents: Sequence[Any],
     outer: Levels,
 ) -> Sequence[Any]:
-    """By torch.func.jvp, nested once for each level: it does not see tangents, so these are its arguments.
+    """By torch.func.jvp, nested once per level: it does not see tangents, so they are passed as arguments.
 
-    Where a value has tangents at n levels, a tree of depth n has its 2**n coefficients.
+    A value with tangents at n levels becomes a tree of depth n with 2**n coefficients.
     """
     with below_levels():
         flat, lengths = flatten(values, signature.lists)
@@ -180,14 +180,14 @@ def _tree(x: Tensor, levels: Levels) -> Any:
 
 
 def _lifted(function: Callable[..., Any], depth: int) -> Callable[..., Any]:
-    """A function of tensors as one of trees, by ``depth`` nested jvps."""
+    """A function of tensors as a function of trees, by ``depth`` nested jvps."""
     if not depth:
         return function
     inner = _lifted(function, depth - 1)
 
     def pairs(*trees: Any) -> Any:
         primals, tangents = tuple(t[0] for t in trees), tuple(t[1] for t in trees)
-        return torch.func.jvp(inner, primals, tangents, strict=depth == 1)  # strict: an error, where it would give zero
+        return torch.func.jvp(inner, primals, tangents, strict=depth == 1)  # strict: an error instead of zero
 
     return pairs
 

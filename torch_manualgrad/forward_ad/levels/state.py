@@ -1,8 +1,8 @@
 """The levels that a thread sees, and the tangents of a tensor at them.
 
-A value is a polynomial in one epsilon for each level, each with square zero. Its coefficients lie in a tree: a tensor has
-a tangent at each level, and the tangent at a level has tangents at the outer levels of that only. So the only
-path to the coefficient of a product of epsilons goes from the innermost level outwards.
+A value is a polynomial in one epsilon per level, each with square zero. Its coefficients form a tree: a tensor has a
+tangent at each level, and the tangent at a level has tangents only at its outer levels. So the path to the coefficient
+of a product of epsilons goes from the innermost level outwards.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Level:
         self.shadows = Shadows()
         self.depth = 0
         self.is_open = False
-        self.all: tuple[Any, ...] = ()  # with the levels around it
+        self.all: tuple[Any, ...] = ()  # with its outer levels
 
     def __repr__(self) -> str:
         return f"<dual level of depth {self.depth}, {'open' if self.is_open else 'closed'}>"
@@ -73,11 +73,11 @@ Levels = Sequence[Level]  # the outermost first
 
 
 class _State(NamedTuple):
-    """Of a thread: the levels that its own code sees, and those that operators see now, as formulas run."""
+    """The state of a thread: the levels visible to its own code, and those visible to operators now, in formulas."""
 
     open: tuple[Level, ...] = ()
     visible: tuple[Level, ...] = ()
-    packing: bool = False  # a hook saves a tensor: it keeps the detached one
+    packing: bool = False  # a hook packs a saved tensor: it keeps the detached one
 
 
 _NONE = _State()
@@ -93,7 +93,7 @@ def visible() -> tuple[Level, ...]:
 
 
 def in_formula() -> bool:
-    """Whether this thread runs the formula of a rule, for which the level that it belongs to is hidden."""
+    """Whether this thread runs the formula of a rule, which hides the level of that rule."""
     return _state().visible != _state().open
 
 
@@ -114,7 +114,7 @@ def opened(levels: Iterable[Level]) -> AbstractContextManager[None]:
 
 
 def seeing(levels: Iterable[Level]) -> AbstractContextManager[None]:
-    """Let operators on this thread see these levels, and no others, for a block."""
+    """Make only these levels visible to operators on this thread, for a block."""
     return _having(_state()._replace(visible=tuple(levels)))
 
 
@@ -125,7 +125,7 @@ def plainly(op: Any, args: Any, kwargs: Any) -> Any:
 
 
 def as_packing() -> AbstractContextManager[None]:
-    """The block where a hook on saved tensors packs one; it is the user's code."""
+    """A block in which a hook on saved tensors, which is user code, packs one."""
     levels = _state().open
     return _having(_State(levels, levels, packing=True))
 
@@ -136,7 +136,7 @@ def packing() -> bool:
 
 
 def tangent(x: Any, level: Level) -> Tensor | None:
-    """The tangent of ``x`` at a level, as it lies in memory; None for zero."""
+    """The tangent of ``x`` at a level, not copied; None for zero."""
     if not isinstance(x, Tensor) or not is_differentiable(x):
         return None
     shadow = level.shadows.get(storage_of(x))
@@ -151,7 +151,7 @@ def tangent(x: Any, level: Level) -> Tensor | None:
 
 
 def forget(x: Tensor, level: Level, what: str) -> None:
-    """Note that the tangent of ``x``, which is ``what``, is unknown: not zero."""
+    """Record that the tangent of ``x``, described by ``what``, is unknown, not zero."""
     storage = storage_of(x)
     if storage is not None:
         level.shadows.put(storage, Shadow(x.new_empty(0), what))  # not x: it would keep its own storage
@@ -183,17 +183,17 @@ hooks.has_level_tangent = _has_tangent
 
 
 def outside(levels: Levels, level: Level) -> Levels:
-    """Those of the levels that are outside of ``level``."""
+    """The levels outside of ``level``."""
     return [other for other in levels if other.depth < level.depth]
 
 
 def inside(levels: Levels, level: Level) -> Levels:
-    """Those of the levels that are inside of ``level``."""
+    """The levels inside of ``level``."""
     return [other for other in levels if other.depth > level.depth]
 
 
 def fresh(x: Tensor, levels: Levels) -> Tensor:
-    """A copy of ``x`` with the same metadata, on a storage of its own, and its tangents at these levels."""
+    """A copy of ``x`` with the same metadata, on a new storage, with its tangents at these levels."""
     if x.is_nested:
         return strided_nested(fresh(x.values(), levels), *nested_strides(x))
     made = copied(x)
@@ -208,7 +208,7 @@ def give(x: Tensor, level: Level, t: Tensor, levels: Levels, *, own: bool) -> No
 
     Args:
         x: a tensor.
-        level: at which.
+        level: the level of ``t``.
         t: the size of ``x``.
         levels: all levels.
         own: whether nothing else reads or writes the memory of ``t``, which may then become the shadow.
@@ -241,7 +241,7 @@ def _fits(x: Tensor, t: Tensor) -> bool:
 
 
 def write(x: Tensor, value: Tensor, levels: Levels) -> None:
-    """Copy ``value``, with its tangents at these levels, into ``x``, as every tensor on its storage sees."""
+    """Copy ``value``, with its tangents at these levels, into ``x`` and thus into every tensor on its storage."""
     unknown = {level: what for level in levels if (what := unknown_as(value, level))}
     sources = [(level, tangent(value, level)) for level in levels if level not in unknown]
     x.copy_(value)
@@ -280,7 +280,7 @@ def coefficient(x: Tensor, level: Level, levels: Levels) -> Tensor | None:
 
 
 def add(x: Tensor, level: Level, t: Tensor, levels: Levels) -> None:
-    """Add epsilon times ``t``, with the tangents of ``t`` at the other levels, to ``x``, which has no such term yet."""
+    """Add epsilon times ``t``, with its tangents at the other levels, to ``x``, which must not have such a term."""
     give(x, level, fresh(t, outside(levels, level)), levels, own=True)
     for inner in inside(levels, level):
         if (part := tangent(t, inner)) is not None:

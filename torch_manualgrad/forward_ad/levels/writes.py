@@ -1,4 +1,4 @@
-"""Operators that write to an argument: the tangent is changed in place, as the value is."""
+"""Operators that write to an argument: they change the tangent in place, like the value."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_written(op: Any) -> bool:
 
 @functools.cache
 def _functional(op: Any) -> tuple[Any, tuple[int, ...], bool]:
-    """The operator that returns the values that ``op`` writes; its targets' positions; whether it reads these.
+    """The operator that returns the values that ``op`` writes; the positions of its targets; whether it reads these.
 
     ``add`` of ``add_`` reads them, ``add`` of ``add.out`` does not. ``rrelu_with_noise_functional`` returns the
     results of ``rrelu_with_noise``, then the values that this writes. None if there is no operator.
@@ -60,7 +60,7 @@ def write_call(op: Any, name: str, signature: Signature, values: list[Any], leve
             "functional form"
         )
     if read:
-        for i in places:  # a tensor that is saved for a gradient of the tangent must not be written to
+        for i in places:  # a tensor saved for a gradient of the tangent must not be written to
             values[i] = [x.clone() for x in values[i]] if isinstance(values[i], (list, tuple)) else values[i].clone()
         args, kwargs = signature.split(values)
     else:
