@@ -1,2 +1,1 @@
-"""The machinery: custom ops, formulas, rules, overrides. Its rooms import from each other in one direction: override, rule, op,
-engine, and the files that lie here."""
+"""Custom ops, formulas, rules, overrides. Imports go in one direction: override, rule, op, engine, the files here."""

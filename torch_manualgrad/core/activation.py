@@ -1,12 +1,11 @@
-"""The active handles: one tuple, exchanged by one assignment.
+"""The active handles: one tuple, replaced by one assignment.
 
 A signal handler may raise between any two lines of Python, and a fork may copy this process in the middle of a change.
-Therefore no change is half done: everything before the assignment can be thrown away, and everything after it is
-computed from the tuple by functions that can run again (`following`). The next change repairs the effects of an
-interrupt.
+So changes are atomic: everything before the assignment can be discarded, and everything after it is computed from the
+tuple by functions that can run again (`following`). The next change repairs the effects of an interrupt.
 
-The step itself is in C++ (csrc/calls/block.cpp) where that library is loaded: Python runs signal handlers between
-bytecodes, and so also between the end of a ``with`` block and the first line of an ``__exit__`` in Python.
+The step itself is in C++ (csrc/calls/block.cpp) if that library is loaded: Python runs signal handlers between
+bytecodes, also between the end of a ``with`` block and the first line of an ``__exit__`` in Python.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ lock = threading.RLock()  # held while registrations change; calls do not take i
 
 def _after_fork() -> None:
     global lock
-    lock = threading.RLock()  # another thread of the parent may have held it, and will not release it here
+    lock = threading.RLock()  # another thread of the parent may have held it, and cannot release it here
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -42,8 +41,8 @@ class ActiveHandle:
 
     Attributes:
         number: of its layer in the library of calls.
-        thread: for which thread; 0 for the process.
-        abandoned: it is no longer active, although it may still be in the tuple.
+        thread: the identifier of its thread; 0 for the process.
+        abandoned: whether it is no longer active, although it may still be in the tuple.
         packs_on: the identifier of the thread whose saved tensors it packs; 0 if it packs none.
     """
 
@@ -61,7 +60,7 @@ class _Truth:
 truth = _Truth()
 truth.entries = ()
 
-scoped = False  # whether a handle was ever activated for one thread alone
+scoped = False  # whether a handle was ever activated for a single thread
 
 _following: list[Callable[[], Any]] = []
 
@@ -113,7 +112,7 @@ class _Block:
             raise
 
     def __del__(self) -> None:
-        # An `__exit__` that a signal has interrupted before its first line is not called again.
+        # An `__exit__` interrupted by a signal before its first line is not called again.
         for handle in self.__dict__.get("_entered", ()):
             handle.abandoned = True
 

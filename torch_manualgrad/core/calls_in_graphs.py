@@ -1,7 +1,7 @@
-"""Calls with derivatives of their own in Dynamo's graphs: nodes that have a graph of what the call reads.
+"""Calls with custom derivatives in Dynamo's graphs: nodes with a graph of the user's functions.
 
-A node's graph has what several functions of the user compute, one after the other, with marks between them. Each segment between
-marks is a function. Tensors that the functions read by closure are inputs of the graph.
+A node's graph has the computations of several functions of the user in sequence, with marks between them. Each segment
+between marks is a function. Tensors that the functions read by closure are inputs of the graph.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _library.impl("mark", lambda x, role, place, function: x.view_as(x), "CompositeI
 mark: Any = torch.ops.manualgrad_graphs.mark.default
 
 
-#: What operators compute that stay nodes of a trace until it is compiled.
+#: The functions of operators that stay nodes of a trace until it is compiled.
 bodies: dict[Any, Callable[..., Any]] = {}
 
 
@@ -39,8 +39,8 @@ def marked(tree: Any, role: str, number: str) -> Any:
 
     Args:
         tree: the pytree.
-        role: a word, and what else a reader of the graph needs.
-        number: of the function that is called, as a string: Dynamo may leave an integer open.
+        role: a word, and further data for readers of the graph.
+        number: of the called function, as a string: Dynamo may leave an integer open.
     """
     leaves, spec = pytree.tree_flatten(tree)
     made, count = [], 0
@@ -52,7 +52,7 @@ def marked(tree: Any, role: str, number: str) -> Any:
 
 
 def literal(value: Any) -> str:
-    """``repr`` of a number or string, also where Dynamo leaves it open: it closes keys."""
+    """``repr`` of a number or string, even if Dynamo leaves it open: it closes keys."""
     return repr(list({value: None}))[1:-1]
 
 
@@ -65,12 +65,12 @@ class Interpreter(fx.Interpreter):
     """Runs one of Dynamo's graphs, or a segment of a call's.
 
     Args:
-        module: that has what the graph reads.
-        graph: the graph; that of the module if it is None.
+        module: has the attributes of the graph.
+        graph: the graph; None for that of the module.
         enclosing: the calls that the graph is a segment of.
 
     Attributes:
-        stays: whether calls become nodes of a trace; otherwise what they call does.
+        stays: whether calls become nodes of a trace; otherwise the operators that they call do.
     """
 
     stays = False
@@ -81,7 +81,7 @@ class Interpreter(fx.Interpreter):
 
     def run(self, *values: Any) -> Any:  # type: ignore[override]
         """Run the graph."""
-        if self.enclosing:  # the transforms around a segment are not those of the trace
+        if self.enclosing:  # the transforms around a segment differ from those of the trace
             levels = [level for n in self.graph.nodes if (level := level_in_node(n)) is not None]
             self._deeper = transform_depth() - (min(levels) - 1) if levels else 0
         with transforms_ended():
@@ -106,10 +106,10 @@ class CallInGraph:
         enclosing: the calls that this one is a segment of.
 
     Attributes:
-        number: of the function that is called.
-        arguments: the marks of its tensors, in their order.
-        closure: the inputs that are tensors that it reads by closure.
-        inputs: the nodes whose values segments receive first: the arguments, what is read by closure, sizes.
+        number: of the called function.
+        arguments: the marks of its tensors, in order.
+        closure: the inputs for tensors that it reads by closure.
+        inputs: the nodes whose values segments receive first: the arguments, tensors read by closure, sizes.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class CallInGraph:
         return marks(self.body.graph, role)
 
     def given(self, values: Sequence[Any]) -> tuple[list[Tensor], Sizes]:
-        """The tensors of a call, and the sizes that its graph reads, among the values of the graph's inputs."""
+        """The tensors of a call, and the sizes that its graph reads, from the values of the graph's inputs."""
         known = dict(zip(self._holders, values))
         tensors = [*[known[n.args[0]] for n in self.arguments], *[known[n] for n in self.closure]]
         sizes = Sizes([known[n] for n in self.sizes], tensors)
@@ -139,7 +139,7 @@ class CallInGraph:
         return tensors, sizes
 
     def returned(self, results: dict[Any, Any]) -> tuple[Any, ...]:
-        """The outputs of the node: the values of the marks that are known, otherwise None."""
+        """The outputs of the node: the values of known marks, otherwise None."""
         nodes: Any = self.body.graph.output_node().args[0]
         return tuple(results.get(n) for n in nodes)
 
@@ -152,10 +152,10 @@ class Segment:
         after: the marks before the segment.
         before: the marks after it.
         inputs: the nodes whose values are its arguments.
-        outputs: the marks of what it returns.
+        outputs: the marks of its results.
 
     Attributes:
-        reads: the inputs on which what it computes may depend differentiably.
+        reads: the inputs on which its results may depend differentiably.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class Segment:
 
     def __call__(self, *values: Any) -> Any:
         call = self.call
-        with torch.enable_grad():  # as in the trace; values are tracked only if a derivative is to be differentiated
+        with torch.enable_grad():  # as in the trace; values are tracked only if a derivative will be differentiated
             return call.interpreter(call.body, self.graph, (*call.enclosing, call)).run(*values)
 
 
@@ -186,7 +186,7 @@ _CUTS = ("detach", torch.detach, "size", "dim", "numel", "stride")
 
 
 def _is_read(value: Any, body: fx.GraphModule) -> bool:
-    """Whether something may depend differentiably on the value of a node of a graph, which has the attributes of ``body``."""
+    """Whether a result may depend differentiably on the value of a node; ``body`` has the attributes of its graph."""
     for user in value.users:
         if isinstance(user.target, OperatorOfGraphs):
             inner = getattr(body, user.args[0].target)
@@ -216,7 +216,7 @@ class Sizes:
         return not any(is_symbol(n) and place is None for n, place in zip(self._values, self._places))
 
     def close(self) -> None:
-        """Assume of those that are not found that they are what they are in this call; for functions that run outside of a trace."""
+        """Fix the sizes that are not found at their values in this call; for functions that run outside of a trace."""
         for i, (n, place) in enumerate(zip(self._values, self._places)):
             if is_symbol(n) and place is None:
                 self._values[i] = float(n) if isinstance(n, torch.SymFloat) else int(n)

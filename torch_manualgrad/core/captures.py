@@ -1,4 +1,4 @@
-"""Tensors that a function reads without receiving them as arguments: found by name, and refused when they are read."""
+"""Tensors that a function reads without receiving them as arguments: finds their names, and refuses reads."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class HiddenTensorError(RuntimeError):
     """A function reads a tensor that is not among its arguments, and the derivative with respect to it would be lost."""
 
 
-_DEPTH = 6  # of attributes, containers and functions inside of each other
+_DEPTH = 6  # of nested attributes, containers and functions
 
 
 def is_followed(x: Tensor) -> bool:
-    """Whether autograd or a transform, at any level, follows a tensor; vmap is a transform too."""
+    """Whether autograd or a transform, including vmap, tracks a tensor at any level."""
     if is_in_forward_ad(x):
         return True
     if only_autograd():
@@ -62,7 +62,7 @@ def is_followed(x: Tensor) -> bool:
 
 
 def is_differentiated(x: Tensor) -> bool:
-    """Whether autograd or a transform that differentiates, at any level, follows a tensor."""
+    """Whether autograd or a differentiating transform tracks a tensor at any level."""
     if is_in_forward_ad(x):
         return True
     if only_autograd():
@@ -71,7 +71,7 @@ def is_differentiated(x: Tensor) -> bool:
 
 
 def as_of_now(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with the variables that it reads by closure as they are now, such as that of a loop."""
+    """The function with the current values of its closure variables, such as a loop's."""
     if not isinstance(function, types.FunctionType) or not function.__closure__:
         return function
     cells = []
@@ -88,7 +88,7 @@ def as_of_now(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Substitutions(threading.local):
-    """What functions read in place of tensors, in the contexts that are open on this thread, the innermost last."""
+    """The substitutions of the open contexts on this thread, the innermost last."""
 
     def __init__(self) -> None:
         self.functions: list[Callable[[Any], Any]] = []
@@ -99,7 +99,7 @@ _substitutions = _Substitutions()
 
 @contextlib.contextmanager
 def substituting(function: Callable[[Any], Any]) -> Iterator[None]:
-    """In the context functions read ``function(x)`` in place of ``x``."""
+    """A context in which functions read ``function(x)`` instead of ``x``."""
     _substitutions.functions.append(function)
     try:
         yield
@@ -108,18 +108,18 @@ def substituting(function: Callable[[Any], Any]) -> Iterator[None]:
 
 
 def substituted(x: Tensor) -> Tensor:
-    """What a function reads in place of a tensor, where it is called now."""
+    """The tensor that a function called now reads instead of ``x``."""
     for function in reversed(_substitutions.functions):
         x = function(x)
     return x
 
 
 def suspects(functions: Sequence[tuple[Any, str]], seen: dict[int, Any] | None = None) -> dict[int, tuple[Tensor, str]]:
-    """The tensors that functions can reach, and that are followed, by their ids, with names.
+    """The tracked tensors that functions can reach, by their ids, with names.
 
     Args:
         functions: with their names.
-        seen: receives all objects that the functions can reach, such as modules, by their ids.
+        seen: collects all objects that the functions can reach, such as modules, by their ids.
     """
     found: dict[int, tuple[Tensor, str]] = {}
     seen = {} if seen is None else seen
@@ -133,14 +133,14 @@ def suspects(functions: Sequence[tuple[Any, str]], seen: dict[int, Any] | None =
 def reachable(
     value: Any, name: str, seen: dict[int, Any] | None = None, depth: int = 0
 ) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that are, or that can be reached from, a value: by closure, as globals, defaults, attributes and items."""
+    """The tensors reachable from a value, or the value: by closure, globals, defaults, attributes and items."""
     seen = {} if seen is None else seen
     if isinstance(value, Tensor):
         yield name, value
         return
     if depth > _DEPTH or isinstance(value, PLAIN) or id(value) in seen:
         return
-    seen[id(value)] = value  # which keeps the id from being used again
+    seen[id(value)] = value  # keeps the id from being reused
     if isinstance(value, torch.nn.Module):
         for key, x in (*value.named_parameters(), *value.named_buffers()):
             yield f"{name}.{key}", x
@@ -205,7 +205,7 @@ def _of_cell(cell: Any) -> Any:
 def _at_chain(
     value: Any, name: str, attributes: Sequence[str], seen: dict[int, Any], depth: int
 ) -> Iterator[tuple[str, Tensor]]:
-    """What a variable reaches, by the attributes that are read of it as far as reading them runs no code."""
+    """The tensors that a variable reaches by the attributes read from it, if reading them runs no code."""
     for attribute in attributes:
         if isinstance(value, types.ModuleType):
             if attribute not in vars(value):
@@ -214,7 +214,7 @@ def _at_chain(
         elif isinstance(value, torch.nn.Module):
             held = [vars(value), value._parameters, value._buffers, value._modules]
             found = next((h[attribute] for h in held if attribute in h), None)
-            if found is None:  # a method, which may read anything of its module
+            if found is None:  # a method, which may read any attribute of its module
                 break
             value = found
         elif attribute in getattr(value, "__dict__", {}):
@@ -253,13 +253,13 @@ _CUTS = (Tensor.detach, _data.__get__)
 
 
 class Watch(TorchFunctionMode):
-    """A context in which reading a tensor that is followed, and that is not an argument, raises.
+    """A context in which reading a tracked tensor that is not an argument raises.
 
     Args:
-        what: the function in errors.
+        what: the name of the function in errors.
         known: the `suspects`.
         advice: the end of the error.
-        detached: whether the arguments are not followed, so that any other tensor that is can be told.
+        detached: whether the arguments are not tracked, so that any tracked tensor is another one.
     """
 
     def __init__(self, what: str, known: Mapping[int, tuple[Tensor, str]], advice: str, detached: bool = True) -> None:
@@ -277,7 +277,7 @@ class Watch(TorchFunctionMode):
             if foreign is None:
                 raise
             raise self.error(foreign) from error
-        # its size, its numbers and a detached copy have no derivative in any function
+        # sizes, values and a detached copy have no derivative in any function
         if foreign is not None and func not in _CUTS and next(_tensors(result), None) is not None:
             raise self.error(foreign)
         if torch.is_grad_enabled():

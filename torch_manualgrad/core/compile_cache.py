@@ -1,9 +1,9 @@
-"""Keys for compiled graphs: they name the active derivatives, so that no graph is used under others.
+"""Keys for compiled graphs that name the active derivatives, so that no graph is used under others.
 
 A graph of torch.compile has the derivatives of its operators baked in, and PyTorch keys none of its caches on
 registrations. There are three caches:
 
-- ``OpOverload._dispatch_cache``: registrations at the alias key Autograd, as all of ours are, go past it.
+- ``OpOverload._dispatch_cache``: registrations at the alias key Autograd, as all of ours are, bypass it.
 - Graphs in this process: Dynamo gets a guard on `state`, which names every active override and swap.
 - AOTAutograd's cache on disk: ``torch.compiler.config.cache_key_tag`` carries a digest of the same, and of the code
   of every formula and custom op.
@@ -29,10 +29,10 @@ from .once import is_defining
 __all__ = ["digest", "fingerprint", "is_filled", "note_file", "put", "remember", "settle", "state"]
 
 _PACKAGE = __name__.partition(".")[0]
-_exchanged: dict[str, tuple[str, str]] = {}  # operator -> the derivative that is there now, and its fingerprint
+_exchanged: dict[str, tuple[str, str]] = {}  # operator -> its current derivative, and the fingerprint
 _defined: dict[str, str] = {}  # formula or custom op -> fingerprint
-_code = 0  # a digest of all their code, in any order: a change costs the same whatever was there before
-_state: str | None = ""  # None: made of `_exchanged` when it is read
+_code = 0  # a digest of all their code, independent of order, so that an update takes constant time
+_state: str | None = ""  # None: computed from `_exchanged` when it is read
 _OURS = re.compile(r"(\|torch_manualgrad:[0-9a-f]{16})+$")
 _files: set[str] = set()  # of definitions whose code is not in `_code` yet
 _guarded = False
@@ -42,11 +42,11 @@ def _no_rules() -> tuple[str, str]:
     return "", ""
 
 
-rules_here: Callable[[], tuple[str, str]] = _no_rules  # active on this thread: which they are, and their code
+rules_here: Callable[[], tuple[str, str]] = _no_rules  # the rules active on this thread, and their code
 
 
 def state() -> str:
-    """The derivatives that are active on this thread beyond the definitions, as text: equal texts mean equal derivatives."""
+    """The derivatives active on this thread beyond the definitions, as text; equal texts mean equal derivatives."""
     global _state
     found = _state
     if found is None:
@@ -61,10 +61,10 @@ def _joined(definitions: str, rules: str) -> str:
 
 
 def put(key: str, what: str, code: str = "") -> None:
-    """Note the derivative that is active at ``key`` beyond its definition; empty: none.
+    """Record the derivative that is active at ``key`` beyond its definition; empty: none.
 
     Args:
-        key: an operator, or another place where derivatives are exchanged.
+        key: an operator, or another place where derivatives are replaced.
         what: names one derivative in this process.
         code: its `fingerprint`, which names it for other processes.
     """
@@ -81,11 +81,11 @@ def put(key: str, what: str, code: str = "") -> None:
 
 
 def remember(key: str, function: Callable[..., Any] | None) -> None:
-    """Note the code behind a definition: it enters the key of caches on disk only, as graphs in memory are younger.
+    """Record the code behind a definition, for the keys of caches on disk; graphs in memory are newer than it.
 
     Args:
-        key: a formula or custom op, and what of it.
-        function: its code. Of a function of this package itself the whole file is noted, and at the end of the import.
+        key: a formula or custom op, and a part of it.
+        function: its code. For a function of this package, the whole file is recorded, at the end of the import.
     """
     if is_defining():
         note_file(function)
@@ -98,7 +98,7 @@ def remember(key: str, function: Callable[..., Any] | None) -> None:
 
 
 def note_file(function: Any) -> None:
-    """Note the file of a function of this package; a number or an operator has none."""
+    """Record the file of a function of this package; a number or an operator has none."""
     if (code := getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)) is not None:
         _files.add(code.co_filename)
 
@@ -112,7 +112,7 @@ def _exchange(key: str, before: str | None, after: str | None) -> None:
 
 @activation.following
 def settle() -> None:
-    """Let the compiler's caches follow the derivatives that are active on this thread."""
+    """Update the keys of the compiler's caches to the derivatives active on this thread."""
     _tag()
     _guard()
 
@@ -120,7 +120,7 @@ def settle() -> None:
 def _tag() -> None:
     """Put the digest into the public tag, after the user's own text.
 
-    PyTorch's configuration is that of a thread: the tag is set again where Dynamo begins to compile.
+    PyTorch's configuration is per thread: the tag is set again when Dynamo begins to compile.
     """
     while _files:
         path = _files.pop()
@@ -134,9 +134,9 @@ def _tag() -> None:
 
 
 def _guard() -> None:
-    """Put the guard into Dynamo as soon as it is there; graphs that are older than the guard are dropped, once.
+    """Install the guard as soon as Dynamo is imported; graphs older than the guard are dropped, once.
 
-    Where the guard has no place (another version of Dynamo), all graphs are dropped at each change: slower, as right.
+    If this version of Dynamo has no place for the guard, all graphs are dropped at each change: slower, but right.
     """
     global _guarded
     if "torch._dynamo" in sys.modules and not _guarded:
@@ -153,15 +153,15 @@ def digest(data: bytes | str) -> str:
 def _file_digest(path: str) -> str:
     try:
         return digest(Path(path).read_bytes())
-    except OSError:  # a notebook cell, or code that has no file
+    except OSError:  # a notebook cell, or code without a file
         return path
 
 
 def fingerprint(function: Callable[..., Any] | None) -> str:
-    """A digest of the code of ``function``: its file, its own code, its defaults and what it closes over.
+    """A digest of the code of ``function``: its file, its own code, its defaults and its closure.
 
     Code that it reaches in other files is not included. A value without a stable repr makes the digest unique to this
-    process, which costs a cache hit and is never wrong.
+    process, which loses a cache hit but is never wrong.
 
     Args:
         function: any function, also a partial one; or None.

@@ -2,7 +2,7 @@
 
 The section ``Args:`` is data: shapes such as ``(*, m, n)``, "the shape of ``x``", "real", "integers", "bool", "0, 1 or 2",
 ``"sum" or "mean"``, "which of the three", "see `other_formula`". One letter has one size in a call, and leading ``*`` are batch
-dims, which broadcast. Sentences that are none of these declare nothing.
+dims, which broadcast. Other sentences declare nothing.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ Lookup = Callable[[str], "Mapping[str, Declared] | None"]
 
 @dataclass(frozen=True)
 class Declared:
-    """What is declared of one argument.
+    """The declaration of one argument.
 
     Attributes:
-        shapes: alternatives, each a list of dims as they are written; none if any shape is admitted.
+        shapes: alternatives, each a list of dims as written; empty if any shape is allowed.
         as_shape_of: another argument whose shape it has.
         dtype: "real", "integers" or "bool"; empty for any.
-        choices: values, of which it has one; empty for any.
+        choices: the allowed values; empty for any.
         length: of a list of bools; None for any.
-        number: whether Python callers may give a number, or None, for a tensor.
+        number: whether Python callers may pass a number, or None, instead of a tensor.
         complex: whether a number may be complex.
-        anywhere: whether it may be on another device than the others.
+        anywhere: whether its device may differ from the others'.
         smallest: for k = min(m, n): k, m and n.
     """
 
@@ -66,14 +66,14 @@ _COUNTS = {"two": 2, "three": 3, "four": 4}
 
 
 def declared(function: Callable[..., Any], lookup: Lookup) -> dict[str, Declared]:
-    """What is declared of each argument of a formula's body.
+    """The declarations of the arguments of a formula's body.
 
     Args:
         function: the body.
-        lookup: gives what another formula declares, by its name.
+        lookup: returns the declarations of another formula, by its name.
 
     Returns:
-        Name -> what is declared; arguments of which nothing is are absent.
+        Name -> declaration; arguments without one are absent.
     """
     parameters = list(inspect.signature(function).parameters)
     texts = dict(entries(documentation(function).replace("$", "")))  # the marks of mathematics
@@ -96,7 +96,7 @@ def declared(function: Callable[..., Any], lookup: Lookup) -> dict[str, Declared
 
 
 def _aliases(texts: Mapping[tuple[str, ...], str]) -> dict[str, str]:
-    """The letter that the mathematics has for an argument -> its name."""
+    """The letter of an argument in the mathematics -> its name."""
     found = {}
     for names, text in texts.items():
         letter = re.match(r"([A-Za-z]\w{0,2})(?=[,;.:])", text)
@@ -178,15 +178,15 @@ _IS: dict[str, tuple[Callable[[torch.dtype], bool], str]] = {
 
 
 def check_declared(name: str, about: Mapping[str, Declared], values: Mapping[str, Any]) -> None:
-    """Whether the values are as declared.
+    """Check that the values are as declared.
 
     Args:
         name: of the formula, for messages.
-        about: what is declared.
+        about: the declarations.
         values: by the names of the arguments.
 
     Raises:
-        ArgumentError: a value is not.
+        ArgumentError: a value is not as declared.
     """
     shaped: list[tuple[str, Declared, Tensor]] = []
     for argument, value in values.items():
@@ -208,14 +208,14 @@ def check_declared(name: str, about: Mapping[str, Declared], values: Mapping[str
 
 @dataclass
 class _Sizes:
-    """What the letters are so far.
+    """The sizes of the letters so far.
 
     Attributes:
         of: letter -> its size, or sizes, and the argument that it comes from.
-        batch: what the leading ``*`` broadcast to.
-        pending: expressions whose letters were not known.
+        batch: the shape that the leading ``*`` broadcast to.
+        pending: expressions with unknown letters.
         failure: the message of the argument that got furthest.
-        furthest: its place.
+        furthest: the place of that argument.
     """
 
     values: Mapping[str, Any]
@@ -244,7 +244,7 @@ def _check_shapes(name: str, shaped: Sequence[tuple[str, Declared, Tensor]], val
 
 
 def _fit(sizes: _Sizes, shaped: Sequence[tuple[str, Declared, Tensor]], at: int) -> bool:
-    """Whether some choice of alternatives fits from this argument on."""
+    """Whether some choice of alternatives fits, from this argument on."""
     if at == len(shaped):
         return _complete(sizes, shaped)
     argument, this, value = shaped[at]
@@ -282,7 +282,7 @@ def _written(dims: Sequence[str]) -> str:
 
 
 def _match(sizes: _Sizes, argument: str, dims: Sequence[str], shape: tuple[int, ...]) -> str | None:
-    """Why the shape is not this one; None if it is."""
+    """Why the shape does not match; None if it does."""
     dims = [d for dim in dims for d in _spread(sizes, dim)]
     many = [i for i, d in enumerate(dims) if d.startswith("*") or d == "..."]
     if len(many) > 1:

@@ -2,8 +2,8 @@
 
 A family describes its parameters once, in the ``Args:`` section of the module's docstring. `documentation` copies the
 descriptions into each formula that has such parameters and does not describe them itself. ``Note:`` and ``References:``
-of the module hold for each formula without such a section. A formula without any source refers to the ATen function of
-its own name.
+of the module apply to each formula without such a section. A formula without a source refers to the ATen function of
+the same name.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def documentation(function: Callable[..., Any]) -> str:
 
 
 def section(doc: str, name: str) -> str:
-    """The lines of one Google section of a docstring, indented as they are; empty if there is no such section."""
+    """The lines of one Google section of a docstring, with their indentation; empty if there is no such section."""
     _, found, rest = doc.partition(f"{name}:\n")
     end = _HEADING.search(rest)
     return (rest[: end.start()] if end else rest).rstrip("\n") if found else ""

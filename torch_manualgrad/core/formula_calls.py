@@ -1,7 +1,7 @@
 """Checks for calls of formulas from outside the package; errors name the arguments.
 
-Formulas are public operators, and pass their arguments to kernels of PyTorch's that trust them. Rules and formulas call
-formulas with arguments that fit, and these calls are not checked. The check depends on the caller.
+Formulas are public operators, and pass their arguments to PyTorch kernels that do not check them. Rules and formulas
+call formulas with valid arguments, and these calls are not checked. The check depends on the caller.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def is_outside(depth: int = 2) -> bool:
     frame: FrameType | None = sys._getframe()
     for _ in range(depth):
         frame = frame and frame.f_back
-    while frame is not None:  # from the first: a thread of the engine has no frames of Python
+    while frame is not None:  # may be None at once: a thread of the engine has no Python frames
         name = frame.f_globals.get("__name__", "")
         if name in _inside:
             return False
@@ -108,11 +108,11 @@ class FormulaCalls:
             raise better from error
 
     def checking(self, run: Callable[..., Any], skipped: int = 0) -> Callable[..., Any]:
-        """A kernel for the dispatcher, which checks the arguments if the operator was called from outside.
+        """A dispatcher kernel that checks the arguments if the operator was called from outside.
 
         Args:
             run: the kernel.
-            skipped: how many values come before the arguments.
+            skipped: the number of values before the arguments.
         """
 
         def checked(*args: Any, **kwargs: Any) -> Any:
@@ -179,5 +179,5 @@ def _declared_of(name: str) -> Mapping[str, Declared]:
 
 
 def _is_abstract(x: Tensor) -> bool:
-    """Whether it has no values that can be read here."""
+    """Whether its values cannot be read here."""
     return x.device.type != "cpu" or type(x) not in (Tensor, torch.nn.Parameter) or is_functorch_wrapped(x)

@@ -1,7 +1,7 @@
-"""What `forward_ad` knows of calls whose derivative is a rule for the whole call: their tangents at levels, and their series.
+"""The interface of `forward_ad` to calls with a rule for the whole call: their tangents at levels, and their series.
 
-Such a call is one of an operator on a list of tensors. At a level it has the operator's jvp. A Taylor series is had from outside: the
-call is a function of pytrees, which is differentiated along the curve by nested ``torch.func.jvp``.
+Such a call calls an operator on a list of tensors. At a level it has the operator's jvp. A Taylor series is computed
+from outside: the call is a function of pytrees, which nested ``torch.func.jvp`` differentiates along the curve.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ __all__ = ["Series", "apart_from_levels", "has_series", "hooks", "is_in_forward_
 
 
 class Series:
-    """The base of Taylor series: a tensor to functions that know them, though perhaps not to PyTorch."""
+    """The base of Taylor series: tensors for functions that support them, but not always for PyTorch."""
 
 
 class _Hooks:
-    """What `forward_ad` does, which is not imported before it is used."""
+    """Functions of `forward_ad`, which is not imported before it is used."""
 
     by_jvps: Callable[[Callable[..., Any], Sequence[Any]], Any]  # a function of pytrees with series in them
     has_level_tangent: Callable[[Tensor], bool]
@@ -39,12 +39,12 @@ def has_series(tree: Any) -> bool:
 
 
 def of_series(function: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """``function(*args)``, of pytrees, where leaves are Taylor series."""
+    """``function(*args)``, for pytrees with Taylor series as leaves."""
     return hooks.by_jvps(function, args)
 
 
 def apart_from_levels(x: Tensor) -> Tensor:
-    """The tensor, which calls outside of levels read; a copy if it has a tangent, as tensors that share memory share the tangent."""
+    """The tensor, for calls outside of levels; a copy if it has a tangent, because shared memory shares the tangent."""
     return x.clone() if is_in_forward_ad(x) else x
 
 

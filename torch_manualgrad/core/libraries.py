@@ -36,7 +36,7 @@ _libraries: list[KernelLibrary] = []
 
 @dataclass(frozen=True)
 class KernelLibrary:
-    """The kernels for one device: their file, whether it is loaded, and why not."""
+    """The kernels for one device: the file, whether it is loaded, and the reason if not."""
 
     device: str
     path: Path | None
@@ -45,12 +45,12 @@ class KernelLibrary:
 
 
 def library_path(name: str) -> Path:
-    """Where the build puts the library of this name."""
+    """The path of the library of this name."""
     return _FOLDER / f"libmanualgrad_{name}.so"
 
 
 def load() -> list[KernelLibrary]:
-    """Load what was built and can run here; once for each process. Returns `status()`."""
+    """Load the built libraries that can run here; once per process. Returns `status()`."""
     with _lock:
         if not _libraries:
             _libraries.extend(_load(device) for device in ("cpu", "cuda"))
@@ -89,7 +89,7 @@ def _cuda_obstacle(path: Path) -> str:
 
 # -- the library in csrc/calls, built for one release of torch ---------------------------------------------------------
 
-# each returns a number, which is negative where it fails
+# each returns a number, negative on failure
 _RETURNING = (
     "activate", "attach", "detach", "define_rule", "define_layer", "hold", "drop_layer", "ended", "thread", "scope",
     "scope_layers", "layout", "followed", "graph_define", "graph_define_rule", "graph_drop",
@@ -101,12 +101,12 @@ _RETURNING_CUSTOM = ("attach", "act", "detach", "count")
 
 def _load_calls() -> Any:
     path = library_path(f"calls_{'_'.join(torch.__version__.split('.')[:2])}")
-    # without a GIL objects of Python are laid out otherwise
+    # without a GIL, Python objects have a different layout
     if not path.exists() or sysconfig.get_config_var("Py_GIL_DISABLED"):
         return None
     try:
         torch.ops.load_library(path)
-        found = ctypes.PyDLL(str(path))  # with the GIL held: a fork then copies no change that is half done
+        found = ctypes.PyDLL(str(path))  # with the GIL held: a fork then copies no unfinished change
         found.manualgrad_calls_error.restype = ctypes.c_char_p
         found.manualgrad_calls_refusal.restype = ctypes.c_char_p
         found.manualgrad_calls_node_type.restype = ctypes.c_void_p
@@ -116,7 +116,7 @@ def _load_calls() -> Any:
         )
         for name in (*_RETURNING, *_RETURNING_NUMBERS, *nested, *custom):
             getattr(found, f"manualgrad_calls_{name}").restype = ctypes.c_int64
-    except (AttributeError, OSError, RuntimeError):  # of another build: the general kernel is as right
+    except (AttributeError, OSError, RuntimeError):  # from another build: the general kernel gives the same results
         return None
     return found
 
@@ -136,25 +136,25 @@ def checked(result: int) -> int:
 
 
 def looked_through(op: Any) -> None:
-    """Let recordings hold, in place of this operator, what its kernel calls: that is in Python."""
+    """Let recordings have the calls of this operator's kernel, which is in Python, instead of the operator."""
     if calls_library is not None:
         name, overload = op._schema.name.encode(), op._schema.overload_name.encode()
         calls_library.manualgrad_calls_in_python_op(name, overload)
 
 
 def refuse_recording(why: str) -> None:
-    """Let the vjp that runs on this thread not be recorded: it depends on what the library does not see."""
+    """Do not record the vjp that runs on this thread: it depends on state that the library does not see."""
     if calls_library is not None:
         calls_library.manualgrad_calls_refuse(why.encode())
 
 
 def is_playing() -> bool:
-    """Whether this thread plays a recording."""
+    """Whether this thread replays a recording."""
     return calls_library is not None and calls_library.manualgrad_calls_playing() > 0
 
 
 def forget_recordings() -> None:
-    """Forget which operators the vjps of rules have called (csrc/calls/recorded.h): they may call others from now on."""
+    """Forget the recordings of vjps (csrc/calls/recorded.h): they may call other operators from now on."""
     if calls_library is not None:
         calls_library.manualgrad_calls_forget()
 

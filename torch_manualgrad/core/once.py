@@ -1,4 +1,4 @@
-"""The import of this package: its own definitions, which tests check, and the error where it is imported a second time."""
+"""The import of this package: its own definitions, which tests check, and the error for a second import."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ _defining = False
 
 @contextmanager
 def defining() -> Iterator[None]:
-    """The import of this package's own derivatives: checks of each, and what follows from each, are left out until its end.
+    """The import of this package's own derivatives: their checks and consequences are deferred to its end.
 
-    The garbage collector waits: nothing that is made here becomes garbage, and to look for it takes a quarter of the
-    time.
+    The garbage collector is off: nothing made here becomes garbage, and collection would take a quarter of the time.
     """
     global _defining
     collects = gc.isenabled()
@@ -34,7 +33,7 @@ def defining() -> Iterator[None]:
 
 
 def is_defining() -> bool:
-    """Whether this package's own derivatives are being imported. Tests check what definitions are then not checked for."""
+    """Whether this package's own derivatives are being imported. Tests do the checks that definitions skip then."""
     return _defining
 
 
@@ -53,5 +52,5 @@ def refuse_reload(namespace: dict[str, Any]) -> None:
     namespace["_imported"] = True
 
 
-if hasattr(torch.ops.manualgrad, "norm_backward"):  # the package was imported before, or the import was begun
+if hasattr(torch.ops.manualgrad, "norm_backward"):  # the package was imported before, or its import was started
     raise imported_again(__name__.partition(".")[0])

@@ -1,7 +1,7 @@
 """Rules, formulas and samples of other packages: modules named by the entry points of one group.
 
-They are imported when the registry of rules is first read, not when this package is imported. A package that imports
-this one at its top is complete by then.
+They are imported when the registry of rules is first read, not when this package is imported. By then, a package that
+imports this one at its top is complete.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _loaded = False
 
 
 def load() -> None:
-    """Import the modules of the group, once a process. One that raises is named in a warning; the others follow."""
+    """Import the modules of the group, once per process. A warning names each that raises."""
     global _loaded
     if _loaded:
         return

@@ -21,8 +21,8 @@ class Registry(Mapping[str, T], Generic[T]):
     Args:
         what: the kind of its entries, for messages.
         fill: called before entries are read; it may add entries.
-        beside: another registry that shares the set of names: no name is in both.
-        instead: advice for the error that a name is taken.
+        beside: another registry with the same set of names: no name is in both.
+        instead: advice for the error for a taken name.
 
     Attributes:
         absent: name -> reason, for entries that this torch does not support.
@@ -44,12 +44,12 @@ class Registry(Mapping[str, T], Generic[T]):
         self._version = next(_versions)
         self.absent: dict[str, str] = {}
         self._find: Callable[[Any], list[T]] | None = None
-        self._all: list[Registry[Any]] = [self] if beside is None else beside._all  # that share one set of names
+        self._all: list[Registry[Any]] = [self] if beside is None else beside._all  # those with one set of names
         if beside is not None:
             self._all.append(self)
 
     def add(self, name: str, entry: T) -> T:
-        """Enter ``entry``. Raises ValueError if the name is taken."""
+        """Add ``entry``. Raises ValueError if the name is taken."""
         self._is_new(name)
         self._entries[name] = entry
         self._version = next(_versions)
@@ -63,16 +63,16 @@ class Registry(Mapping[str, T], Generic[T]):
         return found
 
     def without(self, name: str, reason: str) -> None:
-        """Note that ``name`` cannot be entered here. Raises ValueError if the name is taken."""
+        """Record that ``name`` cannot be added here. Raises ValueError if the name is taken."""
         self._is_new(name)
         self.absent[name] = reason
 
     def find_by(self, find: Callable[[Any], list[T]]) -> None:
-        """Set the function that resolves names which no entry has. It raises a KeyError if it finds nothing."""
+        """Set the function that resolves names without an entry. It raises a KeyError if it finds nothing."""
         self._find = find
 
     def find(self, name: Any) -> list[T]:
-        """The entries that a name selects: for rules, those that `override` takes for it.
+        """The entries that a name selects: for rules, the same as in `override`.
 
         Args:
             name: for rules, the name of an operator with or without its overload, or of a function of torch; or such a
@@ -144,7 +144,7 @@ class Registry(Mapping[str, T], Generic[T]):
         self._fill()
         return iter(self._entries)
 
-    # Mapping's own look each entry up by its name.
+    # Mapping's own methods look each entry up by name.
     def values(self) -> ValuesView[T]:
         self._fill()
         return self._entries.values()

@@ -1,4 +1,4 @@
-"""Versions of torch: since when an operator exists, until when a claim of a rule holds."""
+"""Versions of torch: since when an operator exists, until when a rule's claim holds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 __all__ = ["UNTRIED", "parse", "reached"]
 
-UNTRIED = "2.16"  # the first release that is newer than those that the package was tried with
+UNTRIED = "2.16"  # the first release that the package was not tried with
 
 
 def parse(version: str) -> tuple[int, int]:

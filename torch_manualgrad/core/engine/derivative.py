@@ -15,7 +15,7 @@ __all__ = ["Derivative", "redispatch"]
 
 
 def redispatch(op: Any, signature: Signature, keyset: Any, values: Sequence[Any]) -> Any:
-    """Call the operator below autograd, at every key of the call that is below."""
+    """Call the operator below autograd, with the remaining dispatch keys of the call."""
     args, kwargs = signature.split(values)
     sharding.ensure_registered(op)
     with below_autograd():
@@ -26,16 +26,16 @@ class Derivative:
     """The derivative of one operator: residuals, vjp and jvp, all in terms of ``values`` (see `schema`).
 
     Attributes:
-        differentiable: for each output, whether it is; integer outputs never are.
+        differentiable: for each output, whether it is differentiable; integer outputs never are.
         pure: the vjp uses no autograd inside, and may run below it.
     """
 
     pure = True
-    selective = False  # `kept` leaves some tensors out
+    selective = False  # whether `kept` omits some tensors
     run: Any = None  # the forward of a plain call, below autograd; by default the operator
-    # where one tensor has a gradient, and `vjp` adds nothing to its formula: (*tensors, *static, *grads, mask) -> gradient
+    # if one tensor has a gradient, and `vjp` is just the formula: (*tensors, *static, *grads, mask) -> gradient
     one_vjp: Callable[[Sequence[Any]], Any] | None = None
-    functions: Any = None  # `node.functions` keeps here what it has made
+    functions: Any = None  # the cache of `node.functions`
 
     def __init__(self, op: Any, signature: Signature, differentiable: Sequence[bool] | None = None) -> None:
         self.op = op
@@ -46,7 +46,7 @@ class Derivative:
 
     @property
     def pushed_places(self) -> Sequence[int]:
-        """The places of the arguments that are no tensors and that the jvp reads; by default all."""
+        """The places of the non-tensor arguments that the jvp reads; by default all."""
         return [i for i in range(len(self.signature.names)) if i not in self.signature.tensor_like]
 
     @property
@@ -60,7 +60,7 @@ class Derivative:
         return (), [], ()
 
     def plain_bodies(self) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
-        """A forward and a backward for plain calls that are faster than those of `node.plain_function`, if there are such."""
+        """A faster forward and backward for plain calls than those of `node.plain_function`, if any."""
         return None
 
     def residuals(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor | None], Any]:
@@ -68,17 +68,17 @@ class Derivative:
         raise NotImplementedError
 
     def kept(self, tensors: Sequence[Any], needs: tuple[bool, ...]) -> Sequence[Any]:
-        """The tensors, with None for those that no gradient needs; ``needs`` has a bool for each input that is a tensor."""
+        """The tensors, with None for those that no gradient needs; ``needs`` has a bool for each tensor input."""
         return tensors
 
     def is_narrowed(self, tensors: Sequence[Any], grads: Sequence[Any]) -> bool:
-        """Whether autocast may have made the outputs narrower than the inputs; the vjp then gets all in one precision."""
+        """Whether autocast may have made the outputs narrower than the inputs; the vjp then receives one precision."""
         return False
 
     def vjp(
         self, needed: Sequence[Any], tensors: Sequence[Tensor | None], static: Any, grads: Sequence[Any]
     ) -> Sequence[Any]:
-        """One gradient for each value; ``needed`` and the result have a list where the argument is one."""
+        """One gradient for each value; ``needed`` and the result have a list for an argument that is a list."""
         raise NotImplementedError
 
     def jvp(self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
@@ -92,7 +92,7 @@ class Derivative:
     def run_below(self, values: Sequence[Any]) -> Any:
         """The forward of a plain call, below autograd.
 
-        With every value given: a default is the schema's, and ``torch.<name>`` may have another.
+        All values are passed, because the defaults of the schema and of ``torch.<name>`` may differ.
         """
         args, kwargs = self.signature.split(values)
         with below_autograd():

@@ -1,11 +1,11 @@
 """The autograd kernel: one for custom ops and for overridden operators of aten.
 
-A kernel at the dispatcher key Autograd finds out whether anything is to be differentiated at this functorch level, and
-if so applies an autograd function that acts on this level only and redispatches below autograd. The mathematics comes
-from a `Derivative`, which is looked up at every call.
+A kernel at the dispatcher key Autograd checks whether anything is differentiated at this functorch level. If so, it
+applies an autograd function that acts only on this level and redispatches below autograd. The mathematics comes from a
+`Derivative`, which is looked up at every call.
 
-Registered at the key, and not wrapped around the call, it is reached from everywhere: composite callers, C++, a
-functorch transform at any depth, and the tracers of the compiler.
+A kernel registered at the key is reached from everywhere, unlike a wrapper: composite callers, C++, a functorch
+transform at any depth, and the tracers of the compiler.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def differentiated(signature: Signature, values: Sequence[Any]) -> Mode:
         value = values[i]
         for x in (value,) if not isinstance(value, (list, tuple)) else value:
             if type(x) not in PLAIN:
-                if not isinstance(x, Tensor):  # None, or a Python number where the schema says Tensor
+                if not isinstance(x, Tensor):  # None, or a Python number for a Tensor of the schema
                     continue
                 plain = False
             if x.requires_grad:
@@ -67,8 +67,8 @@ def apply(derivative: Derivative, keyset: Any, mode: Mode, values: Sequence[Any]
     Args:
         derivative: of the operator.
         keyset: of the call.
-        mode: what `differentiated` says of the values; not one of the modes in which nothing is differentiated.
-        values: the arguments as `Signature.bind` gives them.
+        mode: the result of `differentiated` for the values; not a mode without differentiation.
+        values: the arguments, as from `Signature.bind`.
 
     Returns:
         The operator's result.

@@ -1,7 +1,6 @@
 """Makes the autograd functions of a `Derivative`, and the Python classes of their graph nodes.
 
-Each function acts on one functorch level. A call is plain if no transform, no dual level and no tensor subclass takes
-part in it.
+Each function acts on one functorch level. A call is plain without transforms, dual levels and tensor subclasses.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ class SingleLevelFunction(_SingleLevelFunction):
 
 
 class _Primals:
-    """The context that a jvp gets. Its saved tensors carry no tangents of this level."""
+    """The context of a jvp. Its saved tensors carry no tangents of this level."""
 
     def __init__(self, ctx: Any) -> None:
         self._ctx = ctx
@@ -102,16 +101,16 @@ class _Primals:
 
 
 class Call:
-    """Facts about one call. The autograd function gets this object and the flat values.
+    """Facts about one call. The autograd function receives this object and the flat values.
 
     Attributes:
         keyset: of the call, for the redispatch.
-        lengths: for each argument the length of its list, or None if it is no list; None if the operator takes no
+        lengths: for each argument the length of its list, or None if it is not a list; None if the operator takes no
             lists.
         dual: whether an input has a tangent.
         plain: whether the call is plain.
-        grad_mode: whether grad mode is on, which levels outside follow.
-        out_lengths: the same for the outputs. The forward sets it.
+        grad_mode: whether grad mode is on, for the outer levels.
+        out_lengths: the lengths of the outputs, set by the forward.
     """
 
     __slots__ = ("dual", "grad_mode", "keyset", "lengths", "out_lengths", "plain")
@@ -123,7 +122,7 @@ class Call:
 
 
 def general_function(derivative: Derivative) -> Any:
-    """The autograd function of one derivative. It takes and returns flat sequences, with the elements of a list in place of the list."""
+    """The autograd function of one derivative. It takes and returns flat sequences, without lists."""
     signature = derivative.signature
     one_output = len(signature.returns) == 1 and not signature.output_lists
     all_differentiable = all(derivative.differentiable)
@@ -136,9 +135,9 @@ def general_function(derivative: Derivative) -> Any:
             tensors, ctx.static = derivative.residuals(values, outputs)
         else:
             # An autograd function switches grad mode and forward AD off. Both are needed: an outer functorch level must
-            # track this computation, or a second derivative loses the term that comes through a saved output; not where
-            # the caller has switched grad mode off.
-            # A level's wrapper hides a lazy conjugation, as of cuSOLVER's Vh, from views and from the tangent.
+            # track this computation, or a second derivative loses the term through a saved output; not if the caller
+            # has switched grad mode off. A level's wrapper hides a lazy conjugation, as of cuSOLVER's Vh, from views
+            # and from the tangent.
             with torch.set_grad_enabled(call.grad_mode), forward_ad_enabled(True), below_autograd():
                 result = derivative.redispatch(call.keyset, values)
                 outputs = (result,) if one_output else signature.outputs(result)
@@ -164,7 +163,7 @@ def general_function(derivative: Derivative) -> Any:
 
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         needed = ctx.needs_input_grad[1:]
-        if all(g is None for g in grads):  # undefined, which is zero
+        if all(g is None for g in grads):  # undefined means zero
             return (None, *[None for _ in needed])
         if ctx.out_lengths is not None:
             grads = tuple(unflatten(grads, ctx.out_lengths))
@@ -192,7 +191,7 @@ def plain_function(
     """The forward and the backward for plain calls of an operator without lists. Most calls are plain, so this does little.
 
     The caller guarantees that the call is plain and that a tensor requires grad. The forward takes ``(values,
-    *tensors)``: what `Signature.bind` returns, then the tensors in it.
+    *tensors)``: the result of `Signature.bind`, then the tensors in it.
 
     Args:
         derivative: of the operator.
@@ -243,7 +242,7 @@ def plain_function(
 
 
 def followed(ctx: Any) -> Sequence[bool]:
-    """For each input of a node whose backward runs, whether the engine needs its gradient."""
+    """For each input of the node whose backward runs, whether the engine needs its gradient."""
     count = len(ctx.needs_input_grad) - 1
     if calls_library is None or torch.compiler.is_dynamo_compiling():
         return _followed(ctx)
@@ -264,7 +263,7 @@ class Functions:
 
     @functools.cached_property
     def plain(self) -> Any:
-        """The function for plain calls. None if the operator has lists, or an output that is no tensor."""
+        """The function for plain calls. None if the operator has lists, or an output that is not a tensor."""
         bodies = self._plain_bodies
         return None if bodies is None else function_class(self._derivative, *bodies).apply
 
@@ -290,7 +289,7 @@ def functions(derivative: Derivative) -> Functions:
 
 
 def picker(places: Sequence[int]) -> Callable[[Any], Any]:
-    """A function that picks the items at ``places`` of a tuple, as a tuple. It runs in C, without a frame of Python."""
+    """A function that picks the items at ``places`` of a tuple, as a tuple. It runs in C, without a Python frame."""
     if len(places) > 1:
         return itemgetter(*places)
     return itemgetter(slice(places[0], places[0] + 1) if places else slice(0))
@@ -300,14 +299,14 @@ def level_function(name: str, **methods: Callable[..., Any]) -> Any:
     """An autograd function that acts on one functorch level.
 
     Args:
-        name: of the function. Its nodes in the graph are called the same, with "Backward" after it.
+        name: of the function. Its graph nodes have this name followed by "Backward".
         methods: ``forward``, ``backward`` and, if there is one, ``jvp``.
     """
     return type(name, (_SingleLevelFunction,), {kind: staticmethod(method) for kind, method in methods.items()})
 
 
 def function_class(derivative: Derivative, *methods: Callable[..., Any]) -> Any:
-    """An autograd function whose node in the graph is called after the operator, as PyTorch's are."""
+    """An autograd function whose graph node is named after the operator, like PyTorch's."""
     members = {m.__name__: skipped_by_dynamo(m) for m in methods}
     made = level_function(function_name(derivative.signature), **members)
     made.call_backward_at_once()
@@ -316,7 +315,7 @@ def function_class(derivative: Derivative, *methods: Callable[..., Any]) -> Any:
 
 
 def save(ctx: Any, tensors: Sequence[Tensor | None]) -> None:
-    """Save tensors for the backward. A node that saves none can run a second time, as PyTorch's can."""
+    """Save tensors for the backward. A node that saves none can run a second time, like PyTorch's."""
     for x in tensors:
         if x is not None:
             ctx.save_for_backward(*tensors)
@@ -335,7 +334,7 @@ def pull_back(derivative: Derivative, ctx: Any, needed: Sequence[Any], grads: Se
     tensors: Sequence[Any] = saved(
         ctx
     )  # Read them first: this may run the user's hooks, which must not run inside the guard.
-    if torch.compiler.is_dynamo_compiling():  # compiled autograd: the graph is traced, and guards are not
+    if torch.compiler.is_dynamo_compiling():  # compiled autograd traces the graph, but not guards
         return derivative.vjp(needed, tensors, ctx.static, grads)
     if is_autocast_enabled():
         with set_autocast_off():
@@ -425,12 +424,12 @@ def _zero(output: Any) -> Tensor | None:
 # on one saved tensor. A node has the attributes for what its rule saves, which may be less, or more, than what PyTorch's
 # derivative saves.
 
-# A fact is a property that is kept in place of a tensor, such as its sizes. The names are those of PyTorch's nodes.
+# A fact is a property that is saved instead of a tensor, such as its sizes. The names are those of PyTorch's nodes.
 FACTS = {"sizes": "sym_sizes", "strides": "sym_strides", "storage_offset": "sym_storage_offset", "dtype": "scalar_type"}
 
 
 def function_name(signature: Signature) -> str:
-    """The autograd function's name; its node is called the same, with "Backward" after it."""
+    """The autograd function's name; the node's name has "Backward" appended."""
     words = signature.name.split("::")[-1].removesuffix("_forward").split("_")
     return "".join(word.title() for word in words)
 
@@ -446,7 +445,7 @@ def node_name(signature: Signature) -> str:
 
 
 def show_saved(function: Any, derivative: Derivative) -> None:
-    """Name the nodes of an autograd function, and give them attributes for what it saves."""
+    """Name the nodes of an autograd function, and give them attributes for the saved values."""
     made = rename(function, node_name(derivative.signature))
     tensors, lists, constants = derivative.saved_names
     for i, name in enumerate(tensors):
@@ -517,9 +516,9 @@ def _of_list(
 
     Args:
         read: makes the function that reads one saved tensor.
-        place: of the argument among those that are saved.
+        place: of the argument among the saved ones.
         is_list: whether the argument is a list.
-        lengths: the place of the constant that has the length of each saved argument, -1 for a tensor.
+        lengths: the place of the constant with the length of each saved argument, -1 for a tensor.
     """
 
     def read_all(node: Any) -> Any:
@@ -549,7 +548,7 @@ def _raw_saved(place: int) -> Callable[[Any], Any]:
 
 
 class _SavedTensor(SavedTensor):  # type: ignore[misc]
-    """One saved tensor of a C++ node. Its methods replace those of PyTorch's class, which read a C++ object that it does not have."""
+    """One saved tensor of a C++ node. It overrides PyTorch's methods, which read a C++ object that it does not have."""
 
     node: Any
     place: int
@@ -564,7 +563,7 @@ class _SavedTensor(SavedTensor):  # type: ignore[misc]
 
     @property
     def data(self) -> Any:
-        """The saved tensor, or what the unpack hook returns."""
+        """The saved tensor, or the result of the unpack hook."""
         return self.unpack()
 
     @property

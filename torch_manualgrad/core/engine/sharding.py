@@ -21,18 +21,16 @@ lock = threading.RLock()
 registered: set[Any] = set()  # operators
 computed_by_body: set[Any] = set()  # our opaque operators whose body runs on distributed tensors
 _register: list[Callable[[], None]] = []
-_count = 0  # of our operators when all were registered
+_count = 0  # the number of our operators when all were registered
 
 
 def register_with(register: Callable[[], None]) -> None:
-    """Set the function that registers all operators that are not in `registered`, and adds them to it."""
+    """Set the function that registers all operators missing in `registered`, and adds them to it."""
     _register[:] = [register]
 
 
 def ensure_registered(op: Any = None) -> None:
-    """Register the strategies of this operator, or of all our operators, if ``DTensor`` is imported and they are not
-    registered yet.
-    """
+    """Register the strategies of this operator, or of all ours, once ``DTensor`` is imported."""
     global _count
     if "torch.distributed.tensor" not in sys.modules or op in registered or not _register:
         return
@@ -45,7 +43,7 @@ def ensure_registered(op: Any = None) -> None:
 
 
 def is_sharded(x: Any) -> bool:
-    """Whether `x`, or what a transform of ``torch.func`` wraps in it, is a ``DTensor``."""
+    """Whether `x`, or the tensor inside its ``torch.func`` wrappers, is a ``DTensor``."""
     return is_distributed(value_of(x))
 
 

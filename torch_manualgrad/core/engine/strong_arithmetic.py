@@ -1,16 +1,16 @@
-"""Strong zeros in any derivative: the operators that it calls, in other arithmetic.
+"""Strong zeros in any derivative: its operators in a different arithmetic.
 
 A vjp is linear in the cotangents, so each of its products, quotients and matrix products has at most one factor that
-comes from them. Where that factor is exactly 0, `StrongArithmetic` makes the product 0, and leaves the term out of a
-sum of products. A factor that comes from a cotangent or tangent is recognized by its memory, and marks the results of
-operators that it enters.
+comes from them. If that factor is exactly 0, `StrongArithmetic` makes the product 0, and omits the term from a sum of
+products. A factor from a cotangent or tangent is recognized by its memory, and marks the results of operators that use
+it.
 
-It is a mode below autograd: values change, and autograd tracks the same calls as ever. A second order differentiates
-these calls, by rules in which zero is as strong, and has the other factor at a cotangent of 0. What was a cotangent or
-tangent in a call is one in the derivatives of the call, too: `linear_among` tells the rule.
+It is a mode below autograd: values change, but autograd tracks the same calls. A second order differentiates these
+calls, by rules with equally strong zeros, and has the other factor at a cotangent of 0. A cotangent or tangent of a
+call is also one in the derivatives of the call: see `linear_among`.
 
-Which operators multiply, and how, is not known here: derivatives/strong_zeros.py, and the files of rules, say it with
-`runs_strongly`, `by_element`, `by_matrix`, `stands_for` and `decomposed`.
+derivatives/strong_zeros.py, and the files of rules, declare which operators multiply, and how, with `runs_strongly`,
+`by_element`, `by_matrix`, `stands_for` and `decomposed`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _decomposed: set[Any] = set()
 _times: Callable[[Tensor, Tensor], Tensor] = torch.mul  # see `multiplies`
 
 
-# -- what is declared of operators ------------------------------------------------------------------------------------
+# -- declarations for operators ---------------------------------------------------------------------------------------
 
 
 def runs_strongly(*ops: Any) -> Callable[[Handler], Handler]:
@@ -73,17 +73,17 @@ def runs_strongly(*ops: Any) -> Callable[[Handler], Handler]:
 
 
 def by_element(op: Any) -> None:
-    """Declare an operator that works on each element: the result is 0 where all the cotangents are, whatever its kernel does."""
+    """Declare an elementwise operator: the result is 0 where all cotangents are 0, whatever its kernel does."""
     _handlers.setdefault(op, _element_by_element)
 
 
 def by_matrix(*ops: Any) -> None:
-    """Declare operators that work on each matrix of a batch: the result is 0 where the cotangents of a matrix are."""
+    """Declare operators on each matrix of a batch: the result is 0 where all cotangents of a matrix are 0."""
     _handlers.update(dict.fromkeys(ops, _matrix_by_matrix))
 
 
 def stands_for(op: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare the function that computes the same as a fused operator of PyTorch's, in operators that are not fused: a decorator.
+    """Declare the equivalent of a fused PyTorch operator as a function of unfused operators: a decorator.
 
     For a custom op it is the reference.
     """
@@ -96,21 +96,21 @@ def stands_for(op: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def decomposed(*ops: Any) -> None:
-    """Declare fused operators that PyTorch's own decompositions stand for. Those of backward operators always do."""
+    """Declare fused operators that are replaced by PyTorch's decompositions. Backward operators always are."""
     _decomposed.update(ops)
 
 
 def multiplies(function: Product) -> Product:
-    """Declare the product of two tensors that is 0 where one of them is, in every order: a decorator."""
+    """Declare the product of two tensors that is 0 where one factor is 0, in every order: a decorator."""
     global _times
     _times = function
     return function
 
 
 def strong_product(factor: Tensor, derivative: Any) -> Tensor:
-    """The product of a cotangent or tangent and a derivative, a tensor or a number, that is 0 where one of them is."""
+    """The product of a cotangent or tangent and a derivative, a tensor or a number; 0 where one factor is 0."""
     if is_known_zero(factor) or isinstance(derivative, Tensor) and is_known_zero(derivative):
-        return factor * derivative  # a known zero again
+        return factor * derivative  # still a known zero
     if not isinstance(derivative, Tensor):
         if isinstance(derivative, (int, torch.SymInt)) or cmath.isfinite(derivative):
             return factor * derivative
@@ -131,7 +131,7 @@ running = _Running()
 
 
 def linear_among(values: Sequence[Any]) -> list[int]:
-    """The places of those that are cotangents or tangents in the strong arithmetic that runs on this thread."""
+    """The places of cotangents and tangents in the strong arithmetic that runs on this thread."""
     mode = running.mode
     if mode is None:
         return []
@@ -142,13 +142,13 @@ class StrongArithmetic(DispatchMode):
     """See the module's docstring.
 
     Args:
-        linear: cotangents or tangents, on which what is computed depends linearly.
+        linear: cotangents or tangents, on which the results depend linearly.
     """
 
     def __init__(self, linear: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._before: list[StrongArithmetic | None] = []
-        self._linear: dict[int | None, Tensor] = {}  # by its memory, which lives as long as the tensor here
+        self._linear: dict[int | None, Tensor] = {}  # by memory, which lives as long as the tensor here
         self._mark([*linear])
 
     def __enter__(self) -> Any:
@@ -168,7 +168,7 @@ class StrongArithmetic(DispatchMode):
                     self._linear[memory] = value
 
     def is_linear(self, x: Any) -> bool:
-        """Whether this is a cotangent or tangent, or made of one."""
+        """Whether this is a cotangent or tangent, or computed from one."""
         return isinstance(x, Tensor) and memory_of(x) in self._linear
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
@@ -192,7 +192,7 @@ class StrongArithmetic(DispatchMode):
 
 
 def _substitute(func: Any) -> Callable[..., Any] | None:
-    """The function that computes the same as a fused operator, in operators that are not fused."""
+    """The equivalent of a fused operator, as a function of unfused operators."""
     if func in _substitutes:
         return _substitutes[func]
     if (own := defined(func.name())) is not None:
@@ -208,7 +208,7 @@ def _element_by_element(mode: StrongArithmetic, func: Any, *args: Any, **kwargs:
 
 
 def _matrix_by_matrix(mode: StrongArithmetic, func: Any, *args: Any, **kwargs: Any) -> Any:
-    """An operator on batches of matrices: its first result is 0 for a matrix for which all that is linear is 0."""
+    """An operator on batches of matrices: its first result is 0 for a matrix whose linear arguments are all 0."""
     matrices = [x for x in args if mode.is_linear(x) and x.dim() > 1]
     result = func(*args, **kwargs)
     if not matrices:

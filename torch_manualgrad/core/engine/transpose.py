@@ -1,4 +1,4 @@
-"""The jvp that belongs to a vjp, by transposition."""
+"""The jvp of a vjp, by transposition."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = ["Transposed", "differentiating_backward", "transposed_jvp", "transpos
 def transposed_jvp(
     derivative: Derivative, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]
 ) -> list[Any]:
-    """The jvp that belongs to a vjp.
+    """The jvp that is the transpose of a vjp.
 
     ``v -> vjp(v)`` is linear, so its own vjp, at the tangents, is the jvp: two reverse passes, exact, and
-    differentiable again. Plain autograd at this level, not torch.func.vjp: the functorch layer is in the middle of
-    this call.
+    differentiable again. It uses plain autograd at this level, not torch.func.vjp: functorch is in the middle of this
+    call.
 
     Args:
         derivative: with the vjp.
@@ -38,7 +38,7 @@ def transposed_jvp(
         The tangents of the outputs; None for zero.
 
     Raises:
-        RuntimeError: the backward returns a gradient that autograd cannot follow back to the cotangent.
+        RuntimeError: the backward returns a gradient that autograd cannot trace back to the cotangent.
     """
     signature = derivative.signature
     cotangents: list[Any] = []
@@ -91,7 +91,7 @@ def transposed_jvp(
 
 
 class Transposed(Derivative):
-    """A derivative whose jvp follows from its vjp, where it has none of its own."""
+    """A derivative whose jvp is derived from its vjp, unless it has its own."""
 
     def jvp(self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
         return transposed_jvp(self, inputs, outputs, tangents)
@@ -99,7 +99,7 @@ class Transposed(Derivative):
 
 @contextmanager
 def differentiating_backward(name: str) -> Iterator[None]:
-    """Say in an error what it means here: the backward of the operator ``name`` has no derivative."""
+    """Explain errors: the backward of the operator ``name`` has no derivative."""
     try:
         yield
     except (RuntimeError, NotImplementedError) as error:

@@ -1,7 +1,6 @@
 """Every private PyTorch name that the package uses, and nothing else.
 
-Each name has a line saying what it is relied on for; ``tests/core/test_internals.py`` proves that each still behaves
-so.
+Each name has a line about the behaviour that the package relies on; ``tests/core/test_internals.py`` tests each.
 """
 
 from .dispatch import (

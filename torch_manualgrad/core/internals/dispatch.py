@@ -1,4 +1,4 @@
-"""The dispatcher: keys, kernels, operators, and what is on or off on this thread."""
+"""The dispatcher: keys, kernels, operators, and the state of this thread."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._library import custom_ops, simple_registry  # the custom operators that there are, and their fake kernels
+from torch._library import custom_ops, simple_registry  # the registered custom operators, and their fake kernels
 from torch._library.autograd import make_autograd_impl  # their kernel at the key Autograd
 
 __all__ = [
@@ -45,10 +45,10 @@ __all__ = [
 ]
 
 
-# Keys below autograd, for a redispatch; and the guard under which nested aten calls skip autograd too, and what keeps
-# track of views: what a kernel returns as a view of its own temporary is a tensor of its own outside.
+# Keys below autograd, for a redispatch; and the guard under which nested aten calls also skip autograd and the tracking
+# of views: a kernel's result that is a view of its own temporary is an ordinary tensor outside.
 below_autograd_keys = torch._C._after_autograd_keyset
-below_in_place_keys = torch._C._after_ADInplaceOrView_keyset  # and below what counts writes and tracks views
+below_in_place_keys = torch._C._after_ADInplaceOrView_keyset  # also below counting writes and tracking views
 below_autograd: Any = torch._C._AutoDispatchBelowADInplaceOrView
 
 # True if autocast is on for any device type.
@@ -58,43 +58,43 @@ parse_schema = torch._C.parse_schema
 
 
 def bits_unread() -> bool:
-    """Whether PyTorch passes over conj and neg bits on this thread, as it does inside ``__torch_dispatch__``."""
+    """Whether PyTorch ignores conj and neg bits on this thread, as inside ``__torch_dispatch__``."""
     return _key_excluded(_conjugate)
 
 
 def reading_bits() -> Any:
-    """A guard under which conj and neg bits count again: for code that may write ``A.mH``, and runs where they do not."""
+    """A guard that makes PyTorch read conj and neg bits again, for code that may use ``A.mH``."""
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for key in (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative, torch._C.DispatchKey.ZeroTensor):
         excluded = excluded.remove(key)
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
 
 
-# Whether torch.jit.trace records what this thread calls. It is off inside of what it has recorded; some operators, as
-# convolution, it passes over, to record those that they call.
+# Whether torch.jit.trace records the calls of this thread. It is off inside of a recorded operator; for some operators,
+# such as convolution, it records the operators that they call instead.
 is_recorded_by_jit: Callable[[], bool] = torch._C._is_tracing
 
 
 def is_view(x: torch.Tensor) -> bool:
-    """Whether autograd holds it to be a view of another tensor, and has to tell that of what is written to it."""
+    """Whether autograd treats it as a view, so that writes to it must reach its base."""
     return x._is_view()
 
 
 def version_of(x: torch.Tensor) -> int:
-    """How often autograd has noticed a write to the memory of `x`, itself or a view."""
+    """The number of writes to the memory of `x` that autograd has seen, through `x` or a view."""
     return 0 if x.is_inference() else x._version
 
 
 def is_composite(op: Any) -> bool:
-    """Whether an operator is made of others as autograd sees it: a registration at Autograd would have no effect."""
+    """Whether autograd sees only the operators that it calls: a registration at Autograd would have no effect."""
     name = op.name()
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    if not torch._C._dispatch_has_kernel(name):  # prim::device, which fake tensors ask for
+    if not torch._C._dispatch_has_kernel(name):  # prim::device, which fake tensors call
         return False
     return has(name, "CompositeImplicitAutograd") and not has(name, "CPU")
 
 
-# Whether a tensor of the last argument, a tuple, shares its storage with another of it or with one of the arguments.
+# Whether a tensor in the last argument, a tuple, shares its storage with another one there or with an argument.
 shares_memory: Callable[[Sequence[Any], dict[str, Any], tuple[Tensor, ...]], bool] = (
     torch._C._any_output_is_alias_to_input_or_output
 )
@@ -103,8 +103,8 @@ shares_memory: Callable[[Sequence[Any], dict[str, Any], tuple[Tensor, ...]], boo
 def own_kernel(op: Any, key: str) -> Callable[..., Any]:
     """The kernel of an operator at a key, called as ``kernel(keyset, *args, **kwargs)``.
 
-    That of a ``torch.library.custom_op`` is in Python, and is made again: under a dispatch mode the dispatcher calls
-    the Python kernel that was registered last in its place.
+    The kernel of a ``torch.library.custom_op`` is in Python, and is rebuilt: under a dispatch mode the dispatcher would
+    call the Python kernel registered last instead.
     """
     definition = custom_ops.OPDEFS.get(op._schema.name)
     if definition is not None and key.startswith("Autograd"):
@@ -137,12 +137,12 @@ def custom_op_overload(given: Any) -> Any | None:
 
 
 def decomposes_by(op: Any, function: Callable[..., Any]) -> None:
-    """Let tracers, which see the operator below autograd, trace the function in its place."""
+    """Let tracers, which see the operator below autograd, trace the function instead."""
     op.py_impl(torch._C.DispatchKey.CompositeImplicitAutograd)(function)
 
 
 def entry(op: Any) -> Callable[..., Any]:
-    """The function that an ``OpOverload`` calls: one Python frame less for a small operator."""
+    """The function that an ``OpOverload`` calls: one Python frame fewer for a small operator."""
     return getattr(op, "_op", op)
 
 
@@ -172,11 +172,11 @@ _vmap_of_gradients, _modes = torch._C._dispatch_key_parse("VmapMode"), torch._C.
 
 
 def is_below_autograd() -> bool:
-    """Whether this thread is inside of `below_autograd`, where a call goes to the kernel of its device."""
+    """Whether this thread is inside of `below_autograd`, where calls go to the device's kernel."""
     return _key_excluded(torch._C.DispatchKey.ADInplaceOrView)
 
 
-# Whether a mode of this thread is given every call of a function or method of torch, even to read an attribute.
+# Whether a mode of this thread receives every call of a torch function or method, even reads of attributes.
 in_function_mode: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
 
 _included = torch._C._dispatch_tls_local_include_set
@@ -186,7 +186,7 @@ _autograd = torch._C.DispatchKey.AutogradFunctionality
 
 
 def nothing_above_autograd() -> bool:
-    """Whether a call with plain tensors would go to the key Autograd at once: no transform, dispatch mode, tracer or autocast."""
+    """Whether plain calls go directly to the key Autograd: no transform, dispatch mode, tracer or autocast."""
     return _included().raw_repr() == _included_by_default and not _key_excluded(_autograd) and not is_autocast_enabled()
 
 
@@ -195,8 +195,8 @@ current_node: Callable[[], Any] = torch._C._current_autograd_node
 
 
 def values_hidden() -> bool:
-    """Whether a plain tensor on this thread may have no value to read: under a tracer or another mode, which would miss
-    what becomes of it, and under the vmap of batched gradients (``is_grads_batched``), where it has several."""
+    """Whether a plain tensor on this thread may have no readable value: under a tracer or another mode, which would
+    miss its use, and under the vmap of batched gradients (``is_grads_batched``), where it has several."""
     return _modes() > 0 or _key_included(_vmap_of_gradients)
 
 
@@ -216,13 +216,12 @@ def set_autocast_off() -> Iterator[None]:
 
 
 def modes_are_active() -> bool:
-    """Whether a dispatch mode, such as a tracer, sees what this thread calls."""
+    """Whether a dispatch mode, such as a tracer, sees the calls of this thread."""
     return _modes() > 0
 
 
 def forget_dispatch(op: Any) -> None:
-    """Let graphs be traced with what is registered for ``op`` now: a tracer keeps which kernel it found at a key that
-    is no alias."""
+    """Let tracers use the current registrations of ``op``: they cache the kernel at a non-alias key."""
     op._dispatch_cache.clear()
 
 
@@ -233,9 +232,9 @@ def operators(
 
     Args:
         namespace: such as "aten".
-        accepts: selects operators by their schema, before the object is made, which takes longest.
-        prefix: what the names begin with.
-        out: whether overloads that write to ``out`` are among them.
+        accepts: selects operators by their schema, before the object is made, which is the slowest step.
+        prefix: of the names.
+        out: whether to include overloads that write to ``out``.
     """
     start, space = f"{namespace}::", getattr(torch.ops, namespace)
     for full in torch._C._dispatch_get_all_op_names():
@@ -244,7 +243,7 @@ def operators(
             continue
         try:
             schema = torch._C._get_schema(name, overload)
-        except RuntimeError:  # kernels are registered for it, and no schema
+        except RuntimeError:  # it has kernels, but no schema
             continue
         if accepts(schema):
             packet = getattr(space, name.removeprefix(start), None)
@@ -253,10 +252,9 @@ def operators(
 
 
 def register_fake(library: torch.library.Library, name: str, function: Callable[..., Any], source: str) -> None:
-    """As ``torch.library.register_fake``, with the place in the source as an argument.
+    """Like ``torch.library.register_fake``, with the source location as an argument.
 
-    PyTorch's looks the place up: it reads the caller's file and searches all modules, 20 ms for this package's
-    operators.
+    PyTorch's looks it up: it reads the caller's file and searches all modules, 20 ms for this package's operators.
     """
     holder = simple_registry.singleton.find(f"{library.ns}::{name}").fake_impl
     library._registration_handles.append(holder.register(function, source, lib=library))

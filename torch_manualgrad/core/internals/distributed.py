@@ -31,7 +31,7 @@ def _dtensor() -> Any:
 
 
 def constants_replicated(tensors: Sequence[Any]) -> Any:
-    """A context in which a plain tensor among distributed ones is the same on every rank, as a formula's constants are.
+    """A context in which a plain tensor among distributed ones is the same on every rank, like a formula's constants.
 
     PyTorch's own ``implicit_replication`` does not restore what was set before.
     """
@@ -51,10 +51,10 @@ def _replicated() -> Iterator[None]:
 
 
 def read_all_arguments(op: Any, signature: Any) -> None:
-    """Let strategies of an operator be told apart by every argument: ``register_sharding`` assumes that only numbers matter,
-    and gives a call what it found for another with other dims, or another flag.
+    """Cache strategies of an operator by every argument: ``register_sharding`` assumes that only numbers matter, and
+    would reuse a result for a call with other dims, or another flag.
     """
-    # of a module that takes a second to import, and that who calls this has imported
+    # importing the module takes a second; the caller has already imported it
     from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 
     first = next((i for i, a in enumerate(signature.arguments) if not a.is_tensor_like), 100)
@@ -64,7 +64,7 @@ def read_all_arguments(op: Any, signature: Any) -> None:
 
 
 def prefer_registered_sharding(op: Any) -> None:
-    """Let what ``register_sharding`` is given for an operator act: PyTorch prefers a strategy of its own for one dim of the mesh.
+    """Give a strategy from ``register_sharding`` precedence: PyTorch prefers its own for one dim of the mesh.
 
     Each release has such strategies for more operators. Those before 2.11 have none.
     """
@@ -74,13 +74,13 @@ def prefer_registered_sharding(op: Any) -> None:
 
 
 def sizes_are_local(op: Any, place: int) -> None:
-    """Let an operator that is given the sizes of its result get those of the rank's part, on each rank."""
+    """Pass the sizes of each rank's part to an operator that takes the sizes of its result."""
     propagator = sys.modules["torch.distributed.tensor"].DTensor._op_dispatcher.sharding_propagator
     propagator.op_to_shape_and_stride_idx[op] = place
 
 
 def forget_placements() -> None:
-    """Let calls that were seen before be placed anew: by strategies that were registered since."""
+    """Forget the placements of earlier calls, so that newly registered strategies apply."""
     sys.modules[
         "torch.distributed.tensor"
     ].DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()

@@ -36,7 +36,7 @@ __all__ = [
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-# Raised where an operator that has no meta kernel is called on device meta, and on fake tensors.
+# Raised by an operator without a meta kernel on device meta, and on fake tensors.
 NoMetaKernel = (NotImplementedError, UnsupportedOperatorException)
 
 
@@ -49,10 +49,10 @@ def compiled_backward() -> AbstractContextManager[None]:
 
 
 def skipped_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function. Dynamo compiles neither its frames nor those that it calls, where it would otherwise.
+    """The same function. Dynamo compiles neither its frames nor those that it calls.
 
     After a graph break, the rest of a compiled function calls operators eagerly with Dynamo still on: their kernels in
-    Python would be compiled one by one, anew for each operator. Where Dynamo inlines the function, nothing changes.
+    Python would be compiled one by one, again for each operator. If Dynamo inlines the function, nothing changes.
     """
     frames: Any = torch._C._dynamo.eval_frame
     code = getattr(inspect.unwrap(function), "__code__", None)
@@ -63,9 +63,9 @@ def skipped_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def breaks_graphs(reason: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator. Where a compiled function calls the function, Dynamo ends the graph and runs the call eagerly.
+    """A decorator. If a compiled function calls the function, Dynamo ends the graph and runs the call eagerly.
 
-    As ``torch.compiler.disable(reason=...)``, which imports Dynamo.
+    Like ``torch.compiler.disable(reason=...)``, which imports Dynamo.
     """
 
     def mark(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,10 +77,10 @@ def breaks_graphs(reason: str) -> Callable[[Callable[..., Any]], Callable[..., A
 
 
 def break_at_autograd_functions(is_ours: Callable[[Any], bool], report: Callable[[str], None]) -> None:
-    """Have Dynamo end a graph where ``apply`` of an autograd.Function is called, so that it keeps its backward and its jvp.
+    """Make Dynamo end a graph at ``apply`` of an autograd.Function, so that its backward and jvp are used.
 
-    Where its arguments require no grad, as dual numbers and the arguments of a transform, Dynamo traces the forward as plain
-    code and drops the other methods.
+    If its arguments do not require grad, such as dual numbers and the arguments of a transform, Dynamo traces the
+    forward as plain code and drops the other methods.
 
     Args:
         is_ours: whether a graph is for this backend.
@@ -106,10 +106,11 @@ def break_at_autograd_functions(is_ours: Callable[[Any], bool], report: Callable
 
 
 def trace_gradients(is_ours: Callable[[Any], bool]) -> None:
-    """Have Dynamo write ``torch.autograd.grad`` into a graph, where it ends the graph by default. Older versions cannot.
+    """Make Dynamo trace ``torch.autograd.grad`` into a graph; by default it ends the graph. Older versions cannot.
 
-    Dynamo also drops a graph whose outputs depend on a tensor that was made inside and set to require grad there, because
-    PyTorch's backend loses that history. This backend keeps it, and needs the check only if that tensor itself is returned.
+    Dynamo also drops a graph whose outputs depend on a tensor that was made and set to require grad inside, because
+    PyTorch's backend loses that history. This backend keeps it, and needs the check only if that tensor itself is
+    returned.
 
     Args:
         is_ours: whether a graph is for this backend.
@@ -145,35 +146,35 @@ def trace_gradients(is_ours: Callable[[Any], bool]) -> None:
 
 
 def skip_frame(reason: str) -> NoReturn:
-    """Have Dynamo drop what it has traced of a function, which runs uncompiled; for a backend."""
+    """Make Dynamo drop its trace of a function, which runs uncompiled; for a backend."""
     from torch._dynamo.exc import SkipFrame  # importing the compiler is slow
 
     raise SkipFrame(reason)
 
 
 def constant_in_graphs(function: _F) -> _F:
-    """Have Dynamo call a function of constants while it traces, and keep the result.
+    """Make Dynamo call a function of constants while it traces, and keep the result.
 
-    As ``torch.compiler.assume_constant_result``, which imports Dynamo.
+    Like ``torch.compiler.assume_constant_result``, which imports Dynamo.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 def is_exporting() -> bool:
-    """As ``torch.compiler.is_exporting()``, which Dynamo of torch 2.10 takes for true in ``torch.compile``, too."""
+    """Like ``torch.compiler.is_exporting()``, which Dynamo of torch 2.10 assumes true in ``torch.compile``, too."""
     return torch.compiler._is_exporting_flag
 
 
 class OperatorOfGraphs(HigherOrderOperator):
-    """An operator whose first argument is a function, which Dynamo replaces by its graph, with the tensors that it reads.
+    """An operator whose first argument is a function, which Dynamo replaces by its graph and the tensors that it reads.
 
     Args:
         name: of the operator.
-        uncompiled: called with the function where Dynamo could not trace it, and calls the operator eagerly.
+        uncompiled: called with the function if Dynamo could not trace it; calls the operator eagerly.
 
     Attributes:
-        kind: ``kind(graph)(values)`` is called in place of the operator, in all modes.
+        kind: ``kind(graph)(values)`` is called instead of the operator, in all modes.
     """
 
     def __init__(self, name: str, uncompiled: Callable[[Any], Any]) -> None:
@@ -186,9 +187,9 @@ class OperatorOfGraphs(HigherOrderOperator):
 
 
 def traced_with_graph(op: Any) -> None:
-    """Have Dynamo make a node of a call of the operator, with the function's graph and the values that this reads.
+    """Make Dynamo turn a call of the operator into a node, with the function's graph and the values that this reads.
 
-    A version that has its table of operators elsewhere ends the graph at the call.
+    A Dynamo version with its table of operators elsewhere ends the graph at the call.
     """
     from torch._dynamo.variables import higher_order_ops  # importing the compiler is slow
 
@@ -199,7 +200,7 @@ def traced_with_graph(op: Any) -> None:
 
 
 def is_node_open(test: Callable[[Any], bool]) -> bool:
-    """Whether Dynamo is tracing a function for a node, in a graph with a node for which ``test`` is true, or one inside of it."""
+    """Whether Dynamo is tracing a function for a node, inside of a node for which ``test`` is true."""
     from torch._dynamo.symbolic_convert import InstructionTranslator  # importing the compiler is slow
 
     tracer = InstructionTranslator.current_tx().output.current_tracer
@@ -212,7 +213,7 @@ def is_node_open(test: Callable[[Any], bool]) -> bool:
 
 @constant_in_graphs
 def graph_is_for(module: str) -> bool:
-    """Whether the graph that Dynamo is tracing is for a backend that is defined in a module."""
+    """Whether Dynamo is tracing a graph for a backend that is defined in a module."""
     from torch._dynamo.symbolic_convert import InstructionTranslator  # importing the compiler is slow
 
     backend = _innermost(InstructionTranslator.current_tx().output.compiler_fn)
@@ -220,14 +221,14 @@ def graph_is_for(module: str) -> bool:
 
 
 def graph_breaks() -> dict[str, int]:
-    """Why Dynamo has ended graphs in this process, and how often."""
+    """The reasons why Dynamo has ended graphs in this process, with their counts."""
     if "torch._dynamo" not in sys.modules:
         return {}
     return dict(sys.modules["torch._dynamo"].utils.counters["graph_break"])
 
 
 def _innermost(backend: Any) -> Any:
-    """A backend without what torch.compile puts around it."""
+    """A backend without the wrappers of torch.compile."""
     while (inner := getattr(backend, "compiler_fn", getattr(backend, "_torchdynamo_orig_backend", None))) is not None:
         backend = inner
     return backend
@@ -237,16 +238,16 @@ _guarded = False
 
 
 def guard_compiled_graphs(state: Callable[[], object], begin: Callable[[], None] = lambda: None) -> bool:
-    """Make every graph that Dynamo compiles from now on valid only while ``state()`` is what it was at compilation.
+    """Make every graph that Dynamo compiles from now on valid only while ``state()`` has its value at compilation.
 
-    ``begin()`` is called where a compilation begins, on its thread. Dynamo has no public hook for an ambient guard.
-    Returns whether the guard is in place; False where Dynamo is not imported yet (there is no graph to guard) or is of
-    a version in which the hook is elsewhere (the caller resets).
+    ``begin()`` is called when a compilation begins, on its thread. Dynamo has no public hook for an ambient guard.
+    Returns whether the guard is installed; False if Dynamo is not imported yet (there is no graph to guard) or if its
+    version has the hook elsewhere (the caller resets).
     """
     global _guarded
     if _guarded or "torch._dynamo.output_graph" not in sys.modules:
         return _guarded
-    # here, as importing Dynamo takes a second, and where nobody has there is nothing to guard
+    # here, because importing Dynamo takes a second, and if nobody has, there is nothing to guard
     from torch._dynamo.guards import GuardBuilder
     from torch._dynamo.output_graph import OutputGraph
     from torch._dynamo.source import GlobalStateSource
@@ -264,7 +265,7 @@ def guard_compiled_graphs(state: Callable[[], object], begin: Callable[[], None]
         root = builder.guard_manager.root
         try:
             root.add_lambda_guard(holds, text, guard.user_stack)
-        except TypeError:  # up to 2.11 it takes no stack
+        except TypeError:  # up to 2.11 it takes no stack argument
             root.add_lambda_guard(holds, text)
 
     ambient = OutputGraph.init_ambient_guards

@@ -1,4 +1,4 @@
-"""Transforms, dual numbers and autograd functions: what is differentiated at which level."""
+"""Transforms, dual numbers and autograd functions, at their levels."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ __all__ = [
 class SingleLevelFunction(_SingleLevelFunction):
     """An autograd.Function that acts on one functorch level only, as a kernel at the Autograd key must."""
 
-    # compiled autograd asks every node's class for it, and finds it on torch.autograd.Function alone
+    # compiled autograd reads it from every node's class, but only torch.autograd.Function has it
     _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)
 
     @classmethod
     def call_backward_at_once(cls) -> None:
-        """Let autograd call ``backward`` itself, in place of a method that looks for it whenever it is called."""
+        """Let autograd call ``backward`` directly, not through a method that looks it up at every call."""
         cls._backward_cls.apply = cls.backward  # type: ignore[attr-defined]
 
 
@@ -90,7 +90,7 @@ in_functorch: Callable[[], bool] = torch._C._are_functorch_transforms_active
 
 
 def transform_depth() -> int:
-    """How many torch.func transforms are running on this thread."""
+    """The number of torch.func transforms running on this thread."""
     return torch._C._functorch.maybe_current_level() or 0
 
 
@@ -101,7 +101,7 @@ def is_functionalizing() -> bool:
 
 
 def forward_mode_outside() -> bool:
-    """Whether forward mode encloses the torch.func transform at whose level a kernel runs: it will meet what is done here."""
+    """Whether forward mode encloses the torch.func transform of a kernel's level, and will see the kernel's calls."""
     transforms = [i.key() for i in torch._C._functorch.get_interpreter_stack() or ()]
     jvp = torch._C._functorch.TransformType.Jvp
     return jvp in transforms[:-1] or bool(transforms) and jvp not in transforms and forward_ad._current_level >= 0
@@ -111,7 +111,7 @@ def forward_mode_outside() -> bool:
 forward_ad_enabled = forward_ad._set_fwd_grad_enabled
 
 
-# What a thread passes over while torch.func is in the middle of a call, modes among it.
+# The keys that a thread skips while torch.func is in the middle of a call, including modes.
 _OFF_IN_CALLS = [
     torch._C._dispatch_key_parse(name)
     for name in ("FuncTorchDynamicLayerFrontMode", "FuncTorchGradWrapper", "FuncTorchBatched", "PythonTLSSnapshot",
@@ -119,7 +119,7 @@ _OFF_IN_CALLS = [
 ]  # fmt: skip
 
 
-# What is off below autograd, the end of calls of torch.func among it.
+# The keys that are off below autograd, including the end of torch.func calls.
 _OFF_BELOW_AUTOGRAD = [
     torch._C._dispatch_key_parse(name)
     for name in ("AutogradFunctionality", "ADInplaceOrView", "FuncTorchDynamicLayerBackMode")
@@ -127,10 +127,10 @@ _OFF_BELOW_AUTOGRAD = [
 
 
 def at_next_level(function: Callable[..., Any], *values: Any) -> Any:
-    """``function(*values)``, where modes see what it calls: for use in the kernel at the key Autograd.
+    """``function(*values)``, with its calls visible to modes: for use in the kernel at the key Autograd.
 
-    There, in the middle of a call of torch.func, a mode that is entered stays unseen. The values must have no tangent
-    at this level and not be tracked at it; they go to the level outside, as the result comes back.
+    There, in the middle of a torch.func call, an entered mode has no effect. The values must have no tangent at this
+    level and not be tracked at it; they are passed to the outer level, and the result is passed back.
     """
     excluded = torch._C._dispatch_tls_local_exclude_set()
     if not in_functorch() or not excluded.has(_OFF_IN_CALLS[0]):
@@ -146,14 +146,14 @@ def at_next_level(function: Callable[..., Any], *values: Any) -> Any:
 
 
 class _Replaced(threading.local):
-    """What replaces arguments of ``torch.autograd.Function.apply`` on this thread, the innermost last."""
+    """The replacements for arguments of ``torch.autograd.Function.apply`` on this thread, the innermost last."""
 
     def __init__(self) -> None:
         self.functions: list[Callable[[Any], Any]] = []
 
 
 _replaced = _Replaced()
-_replacing = 0  # how many contexts there are in the process
+_replacing = 0  # the number of contexts in the process
 _replacing_lock = threading.Lock()
 _apply: Any = torch.autograd.Function.__dict__["apply"]
 
@@ -166,7 +166,7 @@ def _apply_replaced(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def function_arguments_replaced(function: Callable[[Any], Any]) -> Iterator[None]:
-    """In the context ``torch.autograd.Function.apply``, which no mode sees, gets ``function(x)`` for each argument."""
+    """A context that passes ``function(x)`` for each argument x of ``autograd.Function.apply``, which no mode sees."""
     global _replacing
     with _replacing_lock:
         _replacing += 1
@@ -185,7 +185,7 @@ def function_arguments_replaced(function: Callable[[Any], Any]) -> Iterator[None
 
 @contextmanager
 def above_the_call() -> Iterator[None]:
-    """Where calls from inside of a kernel pass through torch.func and autograd again, with the dispatch modes as they are."""
+    """A context in which a kernel's calls pass through torch.func and autograd again; dispatch modes stay."""
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for key in (*_OFF_IN_CALLS, *_OFF_BELOW_AUTOGRAD):
         excluded = excluded.remove(key)
@@ -194,7 +194,7 @@ def above_the_call() -> Iterator[None]:
         yield
 
 
-# The numbers of transforms that nodes of Dynamo's graphs have, by the name of what they call: the position of the argument.
+# The position of the argument with a transform's number in nodes of Dynamo's graphs, by the name of their target.
 _LEVELS = {"_wrap_for_grad": 1, "_unwrap_for_grad": 1, "_add_batch_dim": 2, "_remove_batch_dim": 1}
 
 
@@ -205,14 +205,14 @@ def level_in_node(node: Any) -> int | None:
 
 
 def with_level_moved(target: Any, args: tuple[Any, ...], by: int) -> tuple[Any, ...]:
-    """The arguments of such a node, called inside of so many more transforms than where it was traced."""
+    """The arguments of such a node, called inside of ``by`` more transforms than in the trace."""
     place = _LEVELS.get(getattr(target, "__name__", ""))
     return args if place is None else (*args[:place], args[place] + by, *args[place + 1 :])
 
 
 @contextmanager
 def transforms_ended() -> Iterator[None]:
-    """A context from which an error leaves no transform open, as a graph that begins and ends them would."""
+    """A context that closes open transforms after an error, for graphs that begin and end transforms."""
     depth = transform_depth()
     try:
         yield
@@ -230,7 +230,7 @@ def innermost_is_jvp() -> bool:
 
 @contextmanager
 def transforms_in_dual_level() -> Iterator[None]:
-    """Where ``torch.func.jvp`` works inside of a ``dual_level`` too: it shares that level, as nested ones of its own do."""
+    """A context in which ``torch.func.jvp`` works inside of a ``dual_level``, and shares it, like nested jvps."""
     if forward_ad._current_level < 0 or eager_transforms.JVP_NESTING:
         yield
         return
@@ -244,7 +244,7 @@ def transforms_in_dual_level() -> Iterator[None]:
 def outside_of_batched_gradients(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int | None], int]:
     """The tensors without the vmap of batched gradients (``is_grads_batched``), the dim of the batch in each, and its level.
 
-    The level is 0 where that vmap is not running.
+    The level is 0 if that vmap is not running.
     """
     level = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
@@ -259,12 +259,12 @@ def outside_of_batched_gradients(tensors: Sequence[Tensor]) -> tuple[list[Tensor
 
 
 def inside_of_batched_gradients(tensors: Sequence[Tensor], level: int) -> list[Tensor]:
-    """Tensors with the batch first, as that vmap has them."""
+    """Tensors with the batch first, wrapped again by that vmap."""
     return [torch._add_batch_dim(x, 0, level) for x in tensors]
 
 
 def is_batched(x: Tensor) -> bool:
-    """Whether a vmap that is running has batched ``x``, at any level."""
+    """Whether a running vmap has batched ``x``, at any level."""
     x = unwrap_if_dead(x)
     while torch._C._functorch.is_functorch_wrapped_tensor(x):
         if torch._C._functorch.is_batchedtensor(x):
@@ -274,7 +274,7 @@ def is_batched(x: Tensor) -> bool:
 
 
 def levels_of(x: Tensor) -> tuple[set[int], bool]:
-    """The functorch levels at which ``x`` is wrapped, and whether it is tracked or has a tangent at one or outside of all."""
+    """The functorch levels that wrap ``x``, and whether it is tracked or has a tangent at any level or outside."""
     levels: set[int] = set()
     x = unwrap_if_dead(x)
     if not torch._C._functorch.is_batchedtensor(x) and (x.requires_grad or has_tangent(x)):
@@ -291,14 +291,14 @@ def levels_of(x: Tensor) -> tuple[set[int], bool]:
 
 
 def is_tracked_here(x: Tensor) -> bool:
-    """Whether reverse mode tracks ``x`` at the innermost level, and not only at one outside."""
+    """Whether reverse mode tracks ``x`` at the innermost level, not only at an outer one."""
     if not x.requires_grad:
         return False
     return not in_functorch() or torch._C._functorch.maybe_get_level(x) == transform_depth()
 
 
 def is_escaped(x: Tensor) -> bool:
-    """Whether a transform has made ``x`` that does not run here, as outside of all transforms; operators refuse it."""
+    """Whether ``x`` belongs to a transform that is not running here; operators refuse it."""
     level = torch._C._functorch.maybe_get_level(unwrap_if_dead(x))
     return level is not None and level > transform_depth()
 
@@ -324,13 +324,13 @@ def needs_reverse(x: Tensor) -> bool:
 
 
 def saved_tensors_are_hooked() -> bool:
-    """Whether hooks on saved tensors are active on this thread, under which torch.func refuses to run."""
+    """Whether hooks on saved tensors are active on this thread; torch.func refuses to run under them."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 @contextmanager
 def saved_tensors_unhooked() -> Iterator[None]:
-    """Without the hooks on saved tensors that are active on this thread, for a graph that ends inside of the context."""
+    """A context without this thread's hooks on saved tensors, for a graph that ends inside of it."""
     hooks: list[Any] = []
     while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
         hooks.append(top)
@@ -343,18 +343,18 @@ def saved_tensors_unhooked() -> Iterator[None]:
 
 
 def is_known_zero(x: Tensor) -> bool:
-    """Whether ``x`` is a zero without memory, which PyTorch's forward mode puts in the place of tangents."""
+    """Whether ``x`` is a zero without memory, which PyTorch's forward mode uses for tangents."""
     while torch._C._functorch.is_functorch_wrapped_tensor(x):
         x = torch._C._functorch.get_unwrapped(x)
     return x._is_zerotensor()
 
 
-# What a saved tensor is once the torch.func transform that made it has ended: torch.func refuses dead wrappers.
+# Unwraps a saved tensor after the end of its torch.func transform, because torch.func refuses dead wrappers.
 unwrap_if_dead: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
 
 
 def primal(x: Tensor) -> Tensor:
-    """``x`` without its tangent at this level, connected to the levels outside.
+    """``x`` without its tangent at this level, connected to the outer levels.
 
     Not ``forward_ad.unpack_dual``: its Python level counter is unset while a compiled graph runs.
     """
@@ -364,13 +364,13 @@ def primal(x: Tensor) -> Tensor:
 
 
 def tangent(x: Tensor) -> Tensor | None:
-    """The tangent of ``x`` at this level, connected to the levels outside."""
+    """The tangent of ``x`` at this level, connected to the outer levels."""
     return torch._VF._unpack_dual(x, level=0)[1] if has_tangent(x) else None
 
 
 @contextmanager
 def some_dual_level() -> Iterator[None]:
-    """Inside of a level at which tensors can be `dual`: that which is there, as there cannot be two, or else a new one."""
+    """A context with a level for `dual`: the open one, because there cannot be two, or a new one."""
     if forward_ad._current_level < 0:
         with forward_ad.dual_level():
             yield
@@ -389,7 +389,7 @@ def has_tangent(x: Tensor) -> bool:
     global _tangents_in_graphs
     if x.is_nested or x.layout is not torch.strided:  # such a tensor cannot carry a tangent, and unpacking one raises
         return False
-    if type(x) is FakeTensor:  # a tracer would record the view of it that this makes
+    if type(x) is FakeTensor:  # a tracer would record the view that this makes
         with torch._C._DisableTorchDispatch():
             found = torch._VF._unpack_dual(x, level=0)[1] is not None
     else:
@@ -402,11 +402,11 @@ def has_tangent(x: Tensor) -> bool:
 # Set once a graph with dual tensors has been traced: such a graph enters its level without Python's counter.
 _tangents_in_graphs = False
 
-_own_levels = 0  # how many levels of `torch_manualgrad.forward_ad` are open in the process
+_own_levels = 0  # the number of open levels of `torch_manualgrad.forward_ad` in the process
 
 
 def count_own_levels(change: int) -> None:
-    """Note that levels were opened or left."""
+    """Record that levels were opened or closed."""
     global _own_levels
     _own_levels += change
 
@@ -416,27 +416,27 @@ def own_levels_are_open() -> bool:
     return _own_levels > 0
 
 
-# Whether a transform has made the tensor, or had: it stays so when the transform has ended.
+# Whether a transform made the tensor; it remains true after the transform has ended.
 is_functorch_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 
-# What torch.func.grad, torch.func.vjp and their pullbacks call, and what Dynamo's graph of them has as a node: of outputs and inputs.
+# Called by torch.func.grad, torch.func.vjp and their pullbacks with outputs and inputs, and a node in Dynamo's graphs.
 differentiate_in_transform: Callable[..., Any] = eager_transforms._autograd_grad
 
 PLAIN = (Tensor, torch.nn.Parameter)  # types that carry no tracer or wrapper of a subclass
 
 
 def only_autograd() -> bool:
-    """Whether no transform and no dual level is near this call: plain tensors then need nothing but autograd."""
+    """Whether no transform and no dual level is active: plain tensors then need only autograd."""
     return forward_ad._current_level < 0 and not _tangents_in_graphs and not _own_levels and not in_functorch()
 
 
 def only_autograd_and_own_levels() -> bool:
-    """The same next to levels of `torch_manualgrad.forward_ad`, inside of which no transform can run."""
+    """`only_autograd`, or inside of levels of `torch_manualgrad.forward_ad`, in which no transform can run."""
     return forward_ad._current_level < 0 and not _tangents_in_graphs and not in_functorch()
 
 
 def has_tangent_below_autograd(x: Tensor) -> bool:
-    """`has_tangent` inside of a dispatch mode, which autograd has left."""
+    """`has_tangent` inside of a dispatch mode, below autograd."""
     keys = torch._C.DispatchKey
     with (
         torch._C._SetExcludeDispatchKeyGuard(keys.AutogradFunctionality, False),
@@ -446,8 +446,8 @@ def has_tangent_below_autograd(x: Tensor) -> bool:
 
 
 def is_followed_outside(batches: Sequence[Tensor]) -> bool:
-    """False only if nothing outside of the innermost vmap differentiates what is computed from these: all of its levels
-    are vmap's, and autograd tracks none of the whole batches."""
+    """False only if nothing outside of the innermost vmap differentiates results of these: all levels are vmap's, and
+    autograd tracks none of the whole batches."""
     if forward_ad._current_level >= 0 or _tangents_in_graphs or _own_levels:
         return True
     for x in batches:
@@ -459,7 +459,7 @@ def is_followed_outside(batches: Sequence[Tensor]) -> bool:
 
 
 def tangents_possible(tensors: Sequence[Tensor | None]) -> bool:
-    """False only if no tensor of these can be dual: cheap, where `has_tangent` makes a view."""
+    """False only if none of these tensors can be dual: cheap, while `has_tangent` makes a view."""
     if not only_autograd():
         return True
     for x in tensors:
@@ -474,13 +474,12 @@ def fresh_variable(x: Tensor) -> Tensor:
 
 
 def fresh_alias(x: Tensor) -> Tensor:
-    """``x`` as a leaf that requires grad at this level, connected to the levels outside. Only below a kernel at Autograd."""
+    """``x`` as a leaf that requires grad here, connected to the outer levels. Only below a kernel at Autograd."""
     return _requiring_grad(unattached(x))
 
 
 def unattached(x: Tensor) -> Tensor:
-    """``x`` without its history at this level, connected to the levels outside, which `detach` would cut too. Only below
-    a kernel at Autograd."""
+    """``x`` without its history here, but unlike `detach` with outer levels. Only below a kernel at Autograd."""
     with below_autograd():
         return x.view_as(x)
 
@@ -497,7 +496,7 @@ def _requiring_grad(x: Tensor) -> Tensor:
 def vmap_call(rule: Callable[..., tuple[Any, Any]], op: Callable[..., Any], values: Sequence[Any]) -> Any:
     """Run a vmap rule ``(info, in_dims, *values) -> (output, out_dims)`` at the current vmap level.
 
-    ``op`` is called instead where no value is batched at this level. Only inside a kernel at FuncTorchBatched.
+    If no value is batched at this level, ``op`` is called instead. Only inside a kernel at FuncTorchBatched.
     """
     interpreter: Any = retrieve_current_functorch_interpreter()
     return custom_function_call_vmap_helper(interpreter, rule, op, *values)

@@ -1,4 +1,4 @@
-"""What a compiler backend needs of PyTorch: tracing to ATen, AOTAutograd's partitioner, inductor."""
+"""PyTorch's parts of a compiler backend: tracing to ATen, AOTAutograd's partitioner, inductor."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ __all__ = [
     "without_first_call",
 ]
 
-# What Dynamo's graphs call where a program enters or leaves torch.no_grad().
+# Called by Dynamo's graphs when a program enters or leaves torch.no_grad().
 switch_grad_mode: Any = torch._C._set_grad_enabled
 
-# What Dynamo's graphs call where a program calls torch.utils.checkpoint: a graph with the values that it reads.
+# Called by Dynamo's graphs for torch.utils.checkpoint, with a graph and the values that it reads.
 checkpointed_region: Any = torch.ops.higher_order.tag_activation_checkpoint
 
 
@@ -51,7 +51,7 @@ _excluded = torch._C._dispatch_tls_local_exclude_set()
 
 @contextlib.contextmanager
 def in_clean_state(autocast: bool = False) -> Iterator[None]:
-    """Outside of all modes, transforms and dispatch guards, as a graph may be traced in the middle of a backward.
+    """Outside of all modes, transforms and dispatch guards: a graph may be traced in the middle of a backward.
 
     Args:
         autocast: keep autocast on where it is on.
@@ -72,7 +72,7 @@ def in_clean_state(autocast: bool = False) -> Iterator[None]:
 
 
 def compiler_lock() -> Any:
-    """Dynamo's lock: tracing patches what is global."""
+    """Dynamo's lock: tracing patches global state."""
     from torch._dynamo.convert_frame import compile_lock  # importing the compiler is slow
 
     return compile_lock
@@ -80,7 +80,7 @@ def compiler_lock() -> Any:
 
 @contextlib.contextmanager
 def outside_of_transforms() -> Iterator[None]:
-    """Outside of all modes and transforms, where Dynamo compiles what is called."""
+    """Outside of all modes and transforms, where Dynamo compiles calls."""
     with (
         torch._C._ForceDispatchKeyGuard(_included, _excluded),
         _disable_current_modes(),
@@ -103,8 +103,8 @@ def traced(
         function: returns a flat sequence of tensors and numbers.
         fakes: the arguments, fake tensors and symbolic numbers.
         mode: their fake mode.
-        decompose: decompose operators as inductor does, and these.
-        composites: operators that write without saying so, as batch norm, as operators that say it.
+        decompose: decompose operators like inductor, and also these.
+        composites: replace operators with undeclared writes, such as batch norm, by ones that declare them.
     """
     from torch._dispatch.python import enable_python_dispatcher  # importing the compiler is slow
     from torch.fx.experimental.proxy_tensor import make_fx  # importing the compiler is slow
@@ -114,13 +114,13 @@ def traced(
         from torch._inductor.decomposition import select_decomp_table  # importing the compiler is slow
 
         table = {**select_decomp_table(), **decompose}
-    # PyTorch has operators on open sizes in Python only
+    # PyTorch has operators on open sizes only in Python
     with mode, enable_python_dispatcher() if composites or mode.shape_env is not None else contextlib.nullcontext():
         return make_fx(function, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
 
 
 def partitioned(joint: torch.fx.GraphModule, outputs: int) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """The forward and the backward of a joint graph, with the fewest bytes saved that its recomputation rules allow."""
+    """The forward and the backward of a joint graph, which save the fewest bytes that the recomputation rules allow."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition  # importing the compiler is slow
 
     return min_cut_rematerialization_partition(joint, None, num_fwd_outputs=outputs)
@@ -132,7 +132,7 @@ def compiled(graph: torch.fx.GraphModule, fakes: Sequence[Any], mode: Any) -> Ca
     from torch._inductor import config  # importing the compiler is slow
     from torch._inductor.compile_fx import compile_fx_inner  # importing the compiler is slow
 
-    # On the CPU a small graph spends a good part of its time in the code that calls its kernels.
+    # On the CPU a small graph spends much of its time in the code that calls its kernels.
     in_cpp = {"cpp_wrapper": True} if all(x.device.type == "cpu" for x in fakes if isinstance(x, torch.Tensor)) else {}
     with tracing(TracingContext(mode)), torch.no_grad(), config.patch(in_cpp), _writes_in_order():
         return compile_fx_inner(graph, fakes, is_inference=True)
@@ -167,7 +167,7 @@ def _writes_in_order() -> Iterator[None]:
 
 
 def inductors(name: str) -> Callable[..., Any]:
-    """Inductor's decomposition of an operator, by name. It returns NotImplemented where it leaves the operator as it is."""
+    """Inductor's decomposition of an operator, by name. It returns NotImplemented if it keeps the operator."""
     from torch._inductor import decomposition  # importing the compiler is slow
 
     found: Callable[..., Any] = getattr(decomposition, name)

@@ -1,4 +1,4 @@
-"""Dual levels: a dispatcher key above autograd at which a thread sees every call, and what tensors lie on which storage."""
+"""Dual levels: a dispatcher key above autograd at which a thread sees every call, and the storages of tensors."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ __all__ = [
     "storage_of",
 ]
 
-# A mode key of the dispatcher that PyTorch itself has no kernels for: above functorch and autograd, and on for a thread
-# only inside of `intercepting`.
+# A mode key of the dispatcher without PyTorch kernels: above functorch and autograd, and on for a thread only inside of
+# `intercepting`.
 _NAME = "TESTING_ONLY_GenericMode"
 _KEY = torch._C._dispatch_key_parse(_NAME)
 _KEYSET = torch._C.DispatchKeySet(_KEY)
@@ -41,7 +41,7 @@ _lock = threading.Lock()
 
 
 def intercept(handler: Callable[..., Any]) -> None:
-    """Let ``handler(op, *args, **kwargs)`` take every call of an operator inside of `intercepting`."""
+    """Let ``handler(op, *args, **kwargs)`` receive every operator call inside of `intercepting`."""
     with _lock:
         if not _libraries:
             _libraries.extend(_registered(handler))
@@ -56,7 +56,7 @@ def _registered(handler: Callable[..., Any]) -> list[torch.library.Library]:
             continue
         if space not in spaces:
             spaces[space] = torch.library.Library(space, "IMPL")
-        # ``x.as_subclass(...)`` makes an object of what alias returns, and what a handler returns is one already
+        # ``x.as_subclass(...)`` makes an object of alias's result, but a handler's result already is one
         kernel = torch.library.fallthrough_kernel if name == "alias" else _Kernel(handler, full)
         spaces[space].m.impl(name, _NAME, kernel, False)  # type: ignore[union-attr]
     everywhere.fallback(handler, _NAME)
@@ -64,7 +64,7 @@ def _registered(handler: Callable[..., Any]) -> list[torch.library.Library]:
 
 
 class _Kernel:
-    """The handler for one operator, which is looked up when it is called first."""
+    """The handler for one operator, looked up at its first call."""
 
     __slots__ = ("full", "handler", "op")
 
@@ -80,17 +80,17 @@ class _Kernel:
 
 
 def intercepting() -> Any:
-    """A guard inside of which this thread's calls, and those that autograd's threads make for it, are intercepted."""
+    """A guard that intercepts the calls of this thread, and of autograd's threads that work for it."""
     return torch._C._IncludeDispatchKeyGuard(_KEY)
 
 
 def below_levels() -> Any:
-    """A guard inside of which calls are not intercepted."""
+    """A guard without interception."""
     return torch._C._ExcludeDispatchKeyGuard(_KEYSET)
 
 
 class _Saved:
-    """A tensor that autograd saves: itself, until the user's hook has packed it."""
+    """A tensor saved by autograd: itself, until the user's hook has packed it."""
 
     __slots__ = ("tensor", "value")
 
@@ -101,9 +101,9 @@ class _Saved:
 
 @contextmanager
 def packing_later(around: Callable[[], Any]) -> Iterator[None]:
-    """A block at whose end the hooks on saved tensors pack what is saved in it, each inside of ``around()``.
+    """A block at whose end the hooks on saved tensors pack the tensors saved in it, each inside of ``around()``.
 
-    A result has its tangents after the operator has returned, and autograd saves it before.
+    A result receives its tangents after the operator has returned, but autograd saves it earlier.
     """
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) if torch.is_grad_enabled() else None
     if hooks is None or hasattr(hooks[0], "packs_later"):
@@ -129,11 +129,11 @@ def packing_later(around: Callable[[], Any]) -> Iterator[None]:
 
 
 def decomposed(op: Any, args: Any, kwargs: Any) -> Any:
-    """A composite operator by the operators that it is made of, in C++ where it is written there."""
+    """Decompose a composite operator, in C++ if it is written there."""
     return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
-# What is put on a thread here goes with autograd's calls to the threads of its devices, as keys do.
+# State that autograd passes on to the threads of its devices, like keys.
 _SLOT = "torch_manualgrad.forward_ad"
 
 
@@ -141,17 +141,17 @@ def put_on_this_thread(state: object) -> None:
     """Keep an object for this thread, and for those of its backward passes."""
     count = sys.getrefcount(state)
     torch._C._stash_obj_in_tls(_SLOT, state)
-    if sys.getrefcount(state) == count:  # it drops a reference in the end; some releases do not take one first
+    if sys.getrefcount(state) == count:  # it drops a reference at the end; some releases do not take one first
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(state))
 
 
 def on_this_thread() -> Any:
-    """What `put_on_this_thread` was given last; None if nothing."""
+    """The last argument of `put_on_this_thread`; None without one."""
     return torch._C._get_obj_in_tls(_SLOT) if torch._C._is_key_in_tls(_SLOT) else None
 
 
 def storage_of(x: Tensor) -> torch.UntypedStorage | None:
-    """The storage that ``x`` reads, the same Python object while it lives; None if it reads none (sparse, a wrapper)."""
+    """The storage of ``x``, the same Python object while it lives; None if it has none (sparse, a wrapper)."""
     if in_functorch():
         while _functorch.is_functorch_wrapped_tensor(x):
             x = _functorch.get_unwrapped(x)
@@ -168,7 +168,7 @@ neg_view: Callable[[Tensor], Tensor] = torch._neg_view
 
 
 def accumulating() -> bool:
-    """Whether autograd is adding a gradient to ``x.grad`` on this thread, which it detaches first."""
+    """Whether autograd is adding a gradient, which it detaches first, to ``x.grad`` on this thread."""
     node = torch._C._current_autograd_node()
     return node is not None and node.name() == "torch::autograd::AccumulateGrad"
 
@@ -178,7 +178,7 @@ fwd_grad_is_enabled: Callable[[], bool] = torch._C._is_fwd_grad_enabled
 
 
 def has_autograd_kernel(op: Any) -> bool:
-    """Whether PyTorch has a derivative of the operator, or an error in its place, and not a fallback that has none."""
+    """Whether PyTorch has a derivative of the operator, or an error for it, and not the fallback without one."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "Autograd")
 
 
@@ -188,9 +188,9 @@ _stance: Any = None
 
 @contextmanager
 def counted() -> Iterator[None]:
-    """A block in which a level is open: compiled functions run in eager mode, as their kernels are no operators.
+    """A block in which a level is open: compiled functions run in eager mode, because their kernels are not operators.
 
-    That is so in the whole process.
+    This holds for the whole process.
     """
     global _levels_open, _stance
     with _lock:
@@ -215,6 +215,6 @@ def counted() -> Iterator[None]:
 
 @staticmethod  # type: ignore[misc]
 def _make_subclass(*args: Any, **kwargs: Any) -> Any:
-    """PyTorch's, of which parameters are made: of what a handler of ``detach`` returns it cannot make them."""
+    """PyTorch's method that makes parameters: it cannot make them from the result of a handler of ``detach``."""
     with below_levels():
         return torch._C.TensorBase._make_subclass(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Nested tensors: their structure, and how they are made of it."""
+"""Nested tensors: their structure, and how to make them from it."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def jagged_dim(nested: Any) -> int:
 class JaggedStructure(NamedTuple):
     """The structure of a jagged nested tensor: everything but its buffer.
 
-    PyTorch's size of the ragged dim, a nested int, is that of the tensor ``lengths``, or else ``offsets``: of the
-    object, not of its contents. ``known`` is the tensor's own dict, as PyTorch hands it on: what is learnt later is
-    learnt once.
+    PyTorch's size of the ragged dim, a nested int, belongs to the tensor ``lengths``, or else ``offsets``: to the
+    object, not its contents. ``known`` is the tensor's own dict, which PyTorch passes on, so that later entries are
+    shared.
     """
 
     offsets: Tensor
-    lengths: Tensor | None  # given if there are places in the buffer that belong to no component
-    dim: int  # the ragged one
+    lengths: Tensor | None  # present if some places in the buffer belong to no component
+    dim: int  # the ragged dim
     known: dict[str, Tensor]  # the shortest and the longest length, as sizes of empty tensors, once they are known
 
 
@@ -54,7 +54,7 @@ def jagged_structure(nested: Any) -> JaggedStructure:
 
 
 def is_plain_jagged(x: Any) -> bool:
-    """Whether ``x`` is of PyTorch's own class of jagged nested tensors: without a tangent, and no tracer's."""
+    """Whether ``x`` has PyTorch's own class of jagged nested tensors, without a tangent or tracer."""
     return type(x) is _classes()[0]
 
 
@@ -76,7 +76,7 @@ def is_nested_int(x: Any) -> bool:
 
 
 def traced_nested_int(offsets: Tensor) -> Any:
-    """In a graph, PyTorch's size of the ragged dim that ``offsets`` cut; None where it has none yet."""
+    """In a graph, PyTorch's size of the ragged dim of ``offsets``; None if it has none yet."""
     # here: for graphs only
     from torch._subclasses.functional_tensor import mb_unwrap_functional_tensor
 
@@ -86,7 +86,7 @@ def traced_nested_int(offsets: Tensor) -> Any:
 def jagged_nested(values: Tensor, structure: JaggedStructure) -> Any:
     """The jagged nested tensor with this buffer, without a history; it shares its memory."""
     made: Any = _classes()[0](values.detach(), **_arguments(structure))
-    made._metadata_cache = structure.known  # PyTorch's class takes another dict in the place of an empty one
+    made._metadata_cache = structure.known  # PyTorch's class would replace an empty dict
     return made
 
 
@@ -107,22 +107,22 @@ def jagged_view(values: Tensor, structure: JaggedStructure) -> Any:
 
 
 def jagged_result(values: Tensor, structure: JaggedStructure) -> Any:
-    """`jagged_nested` that shares the counter of changes in place too, for a buffer that autograd may have saved."""
+    """`jagged_nested` that also shares the version counter, for a buffer that autograd may have saved."""
     made = jagged_view(values.detach(), structure).detach()
     made._metadata_cache = structure.known
     return made
 
 
 def dual_jagged(nested: Any) -> Tensor | None:
-    """The buffer, with its tangent, of what `jagged_of_duals` made; None for another nested tensor."""
+    """The buffer, with its tangent, of a result of `jagged_of_duals`; None for another nested tensor."""
     return nested._values if hasattr(nested, "carries_tangents") else None
 
 
 def jagged_of_duals(values: Tensor, structure: JaggedStructure) -> Any:
     """A jagged nested tensor whose buffer is a dual tensor, for functions that read it by `dual_jagged`.
 
-    PyTorch's class computes on its buffer below autograd, where a tangent is lost without a word: what comes so far,
-    as no such function stands in its way, raises RuntimeError.
+    PyTorch's class computes on its buffer below autograd, where a tangent is silently lost: a call that gets there,
+    because no such function intercepts it, raises RuntimeError.
     """
     return _classes()[1](values, **_arguments(structure))
 
@@ -134,7 +134,7 @@ def _arguments(structure: JaggedStructure) -> dict[str, Any]:
 
 @functools.cache
 def _classes() -> tuple[Any, Any]:
-    """PyTorch's class of jagged nested tensors, and that of those that carry a tangent."""
+    """PyTorch's class of jagged nested tensors, and our class of those with a tangent."""
     # here: the module is imported with the first jagged tensor, and takes long
     from torch.nested._internal.nested_tensor import NestedTensor
 
@@ -165,9 +165,9 @@ strided_nested: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = torch._nest
 
 
 def replace_jagged_attention(function: Callable[..., Any], acts: Callable[[], bool], yes: bool) -> None:
-    """Let scaled_dot_product_attention on jagged tensors, which never comes to be an aten call, be ``function``.
+    """Replace scaled_dot_product_attention on jagged tensors, which never becomes an aten call, by ``function``.
 
-    It is given PyTorch's own as its first argument, where ``acts()``. With ``yes`` False this is taken back.
+    If ``acts()``, it receives PyTorch's own function as its first argument. ``yes=False`` undoes this.
     """
     # here: the module is imported with the first jagged tensor, and takes long
     from torch.nested._internal import ops as module

@@ -1,4 +1,4 @@
-"""The Python objects of nodes in autograd's graph: their classes, and what PyTorch calls them.
+"""The Python objects of nodes in autograd's graph: their classes and names.
 
 PyTorch finds the class of a node of C++ by the node's type. The functions that do this are not in its Python interface,
 so they are called by their names in its library.
@@ -33,8 +33,8 @@ SavedTensor: Any = torch._C._autograd.SavedTensor
 
 
 def followed(ctx: Any) -> tuple[bool, ...]:
-    """Which gradients of a node the backward that is running needs: ``ctx.needs_input_grad``, without those that
-    ``torch.autograd.grad`` was not asked for."""
+    """The gradients that the backward needs: ``needs_input_grad``, limited to those requested from
+    ``autograd.grad``."""
     found = []
     for needed, (node, _) in zip(ctx.needs_input_grad[1:], ctx.next_functions):
         if needed and node is not None:
@@ -68,7 +68,7 @@ def table_blocks() -> list[tuple[str, dict[str, str]]]:
 def node_names() -> dict[str, str]:
     """Operator, ``"mul.Tensor"`` -> the class of its nodes, ``"MulBackward0"``.
 
-    The number counts the operators of one name that have derivatives, in the order of the table.
+    The number counts the operators of the same name that have derivatives, in the order of the table.
     """
     if not DERIVATIVES_TABLE.exists():
         return {}
@@ -116,7 +116,7 @@ _FLAGS = 1 << 10 | 1 << 14 | 1 << 18
 
 @functools.cache
 def base_class() -> type:
-    """A class with the methods of PyTorch's nodes of C++, which can have subclasses; PyTorch's own cannot."""
+    """A class with the methods of PyTorch's C++ nodes. Unlike PyTorch's own, it can have subclasses."""
     functions: Any = torch._C._functions
     like = functions.Error  # it has these methods and no others
     get = ctypes.pythonapi.PyType_GetSlot
@@ -149,10 +149,10 @@ def rename(function: Any, name: str) -> type:
     """Give another name to the class of the nodes of an autograd function, and return the class."""
     made: type = function._backward_cls
     made.__name__ = made.__qualname__ = name
-    made.__module__ = "builtins"  # so that it is printed as PyTorch's are
+    made.__module__ = "builtins"  # so that it prints like PyTorch's
     return made
 
 
 def function_of(node: Any) -> type | None:
-    """The class of the autograd function, in Python, that a node is of; None for a node of C++."""
+    """The class of the Python autograd function of a node; None for a C++ node."""
     return getattr(node, "_forward_cls", None)

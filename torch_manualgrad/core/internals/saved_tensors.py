@@ -1,4 +1,4 @@
-"""The default hooks on saved tensors of this thread: PyTorch has a stack of them, and calls the pair on top alone."""
+"""The default hooks on saved tensors of this thread: PyTorch has a stack, and calls only the pair on top."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _refuse, _allow = _autograd._saved_tensors_hooks_disable, _autograd._saved_tenso
 
 
 def saved_hooks_here() -> SavedHooks | None:
-    """The pair of hooks that packs what this thread saves."""
+    """The pair of hooks that packs tensors saved on this thread."""
     found: SavedHooks | None = _autograd._top_saved_tensors_default_hooks(True)
     return found
 
@@ -38,12 +38,12 @@ def saved_hooks_allowed() -> bool:
 
 
 def put_saved_hooks(hooks: SavedHooks) -> None:
-    """Let these hooks pack what this thread saves."""
+    """Let these hooks pack tensors saved on this thread."""
     _autograd._push_saved_tensors_default_hooks(*hooks)
 
 
 def take_saved_hooks(hooks: SavedHooks) -> None:
-    """Take these hooks away from this thread, wherever they are in its stack. The others keep their order."""
+    """Remove these hooks from this thread, wherever they are in its stack. The others keep their order."""
     above: list[SavedHooks] = []
     while (top := saved_hooks_here()) is not None:
         _autograd._pop_saved_tensors_default_hooks()
@@ -58,9 +58,9 @@ HIDDEN = object()
 
 
 def packed_by(node: Any, name: str) -> Any:
-    """What a hook has packed of the tensor that a node of PyTorch saves as ``name``, or the tensor if there was no hook.
+    """The hook's packed value for the tensor that a PyTorch node saves as ``name``, or the tensor if there was no hook.
 
-    The hook that unpacks is not called. None: there was no tensor to save, or the node has released it. `HIDDEN`: it is not
+    The unpack hook is not called. None: there was no tensor to save, or the node has released it. `HIDDEN`: it is not
     available without unpacking.
 
     PyTorch's object for a saved tensor is a bare pointer into the node (pytorch/pytorch#63624). If it is read after the node
@@ -71,7 +71,7 @@ def packed_by(node: Any, name: str) -> Any:
         return HIDDEN
     try:
         raw: Any = getattr(node, f"_raw_saved_{name}", None)
-    except (IndexError, RuntimeError):  # a node in Python that has not saved yet, or has released what it saved
+    except (IndexError, RuntimeError):  # a Python node that has not saved yet, or has released its tensors
         return HIDDEN
     return raw.data if type(raw) is _autograd.SavedTensor else HIDDEN
 
@@ -79,7 +79,7 @@ def packed_by(node: Any, name: str) -> Any:
 def follow_refusals(before: Callable[[], None] | None, after: Callable[[], None] | None) -> None:
     """Call ``before`` when torch.func refuses hooks on a thread, and ``after`` when it allows them again.
 
-    It raises if there are hooks, so ``before`` takes away those that may be absent. None, None: as PyTorch has it.
+    It raises if there are hooks, so ``before`` removes the optional ones. None, None: PyTorch's behaviour.
     """
     if before is None or after is None:
         _autograd._saved_tensors_hooks_disable, _autograd._saved_tensors_hooks_enable = _refuse, _allow
@@ -93,7 +93,7 @@ def follow_refusals(before: Callable[[], None] | None, after: Callable[[], None]
         _allow()
         after()
 
-    # graphs that torch.compile traces call them by their names
+    # graphs traced by torch.compile call them by name
     for made, own in ((refuse, _refuse), (allow, _allow)):
         made.__module__, made.__name__, made.__qualname__ = "torch._C._autograd", own.__name__, own.__name__
     _autograd._saved_tensors_hooks_disable, _autograd._saved_tensors_hooks_enable = refuse, allow

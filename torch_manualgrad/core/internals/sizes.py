@@ -1,4 +1,4 @@
-"""Sizes that a traced graph leaves open."""
+"""Open sizes of traced graphs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["Sizes", "example_of", "is_number_in_tensor", "is_symbol", "symbols_o
 
 
 class Sizes:
-    """Symbols for the sizes that a graph leaves open, and what has been assumed of them.
+    """Symbols for the open sizes of a graph, and the assumptions about them.
 
-    Tracing and compiling a graph may assume something of its sizes, such as that one is even. The assumptions are collected
-    here, and `allow` says whether they hold.
+    Tracing and compiling a graph may make assumptions about its sizes, such as that one is even. They are collected
+    here, and `allow` checks them.
 
     Args:
-        examples: a value of each size. What has to be decided is decided as for these.
+        examples: a value of each size, used for decisions.
 
     Attributes:
         mode: the fake mode of the trace.
         numbers: the symbols.
-        refused: some operator takes no open sizes. Nothing is allowed then.
+        refused: whether some operator takes no open sizes. Then nothing is allowed.
     """
 
     def __init__(self, examples: Sequence[int] = ()) -> None:
@@ -35,7 +35,7 @@ class Sizes:
             from torch._dynamo.source import LocalSource  # importing the compiler is slow
             from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv  # importing the compiler is slow
 
-            # as in a trace without open sizes, what depends on values is refused
+            # values are refused, as in a trace without open sizes
             self._environment: Any = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
             self.mode = FakeTensorMode(shape_env=self._environment)
             made = []
@@ -45,17 +45,17 @@ class Sizes:
                 made.append((str(symbol), self._environment.create_symintnode(symbol, hint=n, source=source)))
             self._symbols, self.numbers = zip(*made)
         self._lock = threading.Lock()
-        # how many assumptions there were, the condition that they make, and values for which it holds
+        # the number of assumptions so far, their condition, and values for which it holds
         self._known: tuple[Any, str | None, set[tuple[int, ...]]] = (None, None, set())
 
     def allow(self, values: tuple[int, ...]) -> bool:
-        """Whether these values of the sizes are as has been assumed until now."""
+        """Whether these values of the sizes satisfy the assumptions so far."""
         if self.refused or not self.numbers:
             return not self.refused
         environment = self._environment
         count, condition, allowed = self._known
         if count != (len(environment.guards), len(environment.replacements)):
-            with self._lock:  # counted before: what another thread assumes meanwhile is seen at the next call
+            with self._lock:  # counted before: assumptions of another thread meanwhile are seen at the next call
                 count = len(environment.guards), len(environment.replacements)
                 condition, allowed = environment.produce_guards_expression(self.numbers), set()
                 self._known = count, condition, allowed
@@ -67,14 +67,14 @@ class Sizes:
         return False
 
     def value(self, number: Any, values: tuple[int, ...]) -> Any:
-        """An expression of the sizes, for these values: a number, or a bool."""
+        """The value of an expression of the sizes: a number, or a bool."""
         if not is_symbol(number):
             return number
         found, kinds = self.computed(number, values), {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
         return kinds[type(number)](found)
 
     def computed(self, number: Any, values: Sequence[Any]) -> Any:
-        """An expression of the sizes, computed from what stands for each size, such as nodes of a graph."""
+        """An expression of the sizes, computed from a value for each size, such as a node of a graph."""
         from torch.utils._sympy.interp import sympy_interp  # importing the compiler is slow
         from torch.utils._sympy.reference import PythonReferenceAnalysis  # importing the compiler is slow
 
@@ -107,7 +107,7 @@ def is_number_in_tensor(placeholder: torch.fx.Node) -> bool:
 
 
 def symbols_of(example: Any) -> tuple[str | None, ...] | str | None:
-    """The names of the sizes that Dynamo leaves open in an input: of each dimension of a tensor, or of a number."""
+    """The names of the open sizes in an input of Dynamo: of each dimension of a tensor, or of a number."""
     if isinstance(example, torch.SymInt):
         return str(example.node.expr)
     if isinstance(example, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Threads: how many of them PyTorch and the BLAS take for one call."""
+"""Threads: the number that PyTorch and BLAS use for one call."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["stay_on_this_thread"]
 
 
 def stay_on_this_thread() -> None:
-    """Let PyTorch, BLAS and LAPACK take one thread for calls from this thread; nothing changes for others.
+    """Let PyTorch, BLAS and LAPACK use one thread for calls from this thread; others are not affected.
 
     ``torch.set_num_threads`` would also change the number of threads that later threads start with. It has no effect if
     PyTorch is built without OpenMP: then ``torch.get_num_threads()`` is unchanged.
     """
-    torch.get_num_threads()  # PyTorch sets the numbers of a new thread at the first need: not after this
+    torch.get_num_threads()  # PyTorch initializes a new thread at first use: force that now
     try:
         library = ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))))
     except (StopIteration, OSError):

@@ -1,4 +1,4 @@
-"""Seeing the operators that a function calls, apart from everything that is active around it."""
+"""Records the operators that a function calls, isolated from active modes and transforms."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ __all__ = [
     "value_of_constant",
 ]
 
-# Raised by fake tensors where a number is read from one.
+# Raised by fake tensors if a number is read from one.
 ReadsValues = DataDependentOutputException
 
 
 class _ForceEager:
     """The stance "force_eager" of `torch.compiler`, which is one for the process, while a thread is inside.
 
-    The first thread to enter sets it, and the last to leave takes it back: compiled functions of others run eagerly
+    The first thread to enter sets it, and the last to leave restores it: compiled functions of others run eagerly
     meanwhile.
     """
 
@@ -64,7 +64,7 @@ _force_eager = _ForceEager()
 
 @contextmanager
 def outside_of_compiler() -> Iterator[None]:
-    """Have Dynamo compile no function that is called here, and run those eagerly that `torch.compile` has made."""
+    """A context in which Dynamo compiles nothing, and compiled functions run eagerly."""
     callback = eval_frame.set_eval_frame(None)
     try:
         # Dynamo takes a second to load, and without it there is no compiled function
@@ -83,10 +83,10 @@ def apart() -> Iterator[None]:
 
 @contextmanager
 def fakes(real: bool = False) -> Iterator[Callable[..., Tensor]]:
-    """Outside of all modes and transforms: what makes a fake tensor, given shape, dtype and device.
+    """Outside of all modes and transforms: a function that makes a fake tensor, given shape, dtype and device.
 
     Args:
-        real: have no fake tensors: real ones are to be used.
+        real: make real tensors instead of fake ones.
     """
     with apart(), torch._C.DisableTorchFunction():
         if real:
@@ -118,12 +118,12 @@ def calls_seen(see: Callable[[Any, Any, Any, Any], None]) -> DispatchMode:
 
 
 def constant_of(x: Tensor) -> Any:
-    """A tensor that was made of numbers, though it be a fake one; None if not known."""
+    """The value of a tensor made from numbers, even of a fake one; None if unknown."""
     return getattr(x, "constant", None) if isinstance(x, FakeTensor) else x
 
 
 def value_of_constant(x: Tensor) -> Any:
-    """What a tensor that was made of numbers holds, though it be a fake one: a number if it was one; None if not known."""
+    """The contents of a tensor made from numbers, even of a fake one: a number if it was one; None if unknown."""
     value = constant_of(x)
     if value is None or value.ndim:
         return value
@@ -132,5 +132,5 @@ def value_of_constant(x: Tensor) -> Any:
 
 
 def tensor_without_memory(kind: Any, like: Tensor) -> Any:
-    """A tensor of a class of tensors, of the shape, dtype and device of another."""
+    """A tensor of a given class, with the shape, dtype and device of another."""
     return Tensor._make_wrapper_subclass(kind, like.shape, dtype=like.dtype, device=like.device)

@@ -1,4 +1,4 @@
-"""The contents of tensors: their memory, and their values where these can be read."""
+"""The contents of tensors: their memory, and their values if these can be read."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .functorch import PLAIN
 
 __all__ = ["DispatchMode", "are_finite", "decompositions", "layers", "memory_of", "value_of", "values_readable"]
 
-# Of a fused operator, what computes the same in operators that are none.
+# Equivalents of fused operators, made of unfused ones.
 decompositions: dict[Any, Callable[..., Any]] = decomposition_table
 
 
 class DispatchMode(TorchDispatchMode):
-    """A mode that sees what is called below autograd, and that Dynamo stays out of.
+    """A mode that sees calls below autograd, and that Dynamo does not compile.
 
-    What PyTorch keeps Dynamo out with imports it, which takes a second, at the first call that a mode sees.
+    PyTorch's own way to exclude Dynamo imports it at the mode's first call, which takes a second.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -37,14 +37,14 @@ class DispatchMode(TorchDispatchMode):
 
 
 def value_of(x: Tensor) -> Tensor:
-    """The tensor inside of the wrappers of torch.func: for a batch, the whole of it. Dynamo, which cannot ask, sees no wrapper."""
+    """The tensor inside of the wrappers of torch.func; for a batch, all of it. In Dynamo there are no wrappers."""
     while not torch.compiler.is_dynamo_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(x):
         x = torch._C._functorch.get_unwrapped(x)
     return x
 
 
 def layers(x: Tensor) -> list[Tensor]:
-    """The tensor, and what is inside of each wrapper of torch.func, the innermost last."""
+    """The tensor, and the contents of each wrapper of torch.func, the innermost last."""
     found = [x]
     while torch._C._functorch.is_functorch_wrapped_tensor(x):
         x = torch._C._functorch.get_unwrapped(x)
@@ -63,7 +63,7 @@ def memory_of(x: Tensor) -> int | None:
 
 
 def values_readable(tensors: Sequence[Tensor]) -> bool:
-    """Whether a program may depend on their values: not in a graph that is traced, or captured by CUDA."""
+    """Whether a program may depend on their values: not in a traced graph, or one captured by CUDA."""
     if torch.compiler.is_dynamo_compiling() or values_hidden():
         return False
     for x in tensors:
@@ -77,7 +77,7 @@ def values_readable(tensors: Sequence[Tensor]) -> bool:
 
 
 def are_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether no element is infinite or nan, by their sums: these may leave the range where none is. Waits for a device."""
+    """Whether no element is infinite or nan, by their sums, which may overflow without any. Synchronizes."""
     with below_autograd():
         for x in tensors:
             x = value_of(x)

@@ -18,9 +18,9 @@ class CallRules(NamedTuple):
     """Conditions on a call of a custom op.
 
     Attributes:
-        device_types: the types of device that the decorated function is for; None for any.
-        same_device: whether all tensors must be on one device, except CPU tensors of no dimensions.
-        deterministic: whether equal calls return equal bits.
+        device_types: the types of device that the decorated function supports; None for any.
+        same_device: whether all tensors must be on one device, except CPU tensors without dimensions.
+        deterministic: whether equal calls give bitwise identical results.
     """
 
     device_types: tuple[str, ...] | None = None
@@ -35,11 +35,11 @@ class CallRules(NamedTuple):
         Args:
             signature: of the op.
             values: the arguments in schema order.
-            implementations: those that are registered, by their kinds; a type of device among them is accepted.
-            fake: whether the tensors have no data, so that nothing is computed.
+            implementations: the registered ones, by kind; a type of device among them is accepted.
+            fake: whether the tensors have no data.
 
         Raises:
-            RuntimeError: it does. The message names the argument.
+            RuntimeError: the call breaks a condition. The message names the argument.
         """
         name = signature.full_name
         if not (self.deterministic or fake):

@@ -1,4 +1,4 @@
-"""Operators whose every implementation, the autograd kernel included, can be replaced later or swapped for a while."""
+"""Operators whose implementations, including the autograd kernel, can be replaced or temporarily swapped."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class CustomOp:
     Implementations are registered with the ``impl*`` methods, each usable as a decorator, in any order, and replaced by
     registering again. Each call uses the implementations that are registered at that time: a whole `impl_autograd`;
     else the pair `impl_save_for_backward` and `impl_backward`, with `impl_jvp` or a jvp derived from the backward;
-    else, with gradients needed, an error. Registrations act on the whole process, as PyTorch's do.
+    else, with gradients needed, an error. Registrations act on the whole process, like PyTorch's.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class CustomOp:
 
     @functools.cached_property
     def op(self) -> Any:
-        """The operator, an ``OpOverload``: made on use, as it takes as long as the rest of a transparent formula."""
+        """The operator, an ``OpOverload``, made at first use, because that takes as long as the rest of a formula."""
         namespace, _, packet = self.signature.name.partition("::")
         overload = self.signature.schema.overload_name or "default"
         return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
@@ -155,7 +155,7 @@ class CustomOp:
         return Signature(schema, functional=True)
 
     def _register(self, short: str) -> None:
-        """The indirections, once: each looks up what is registered when it is called."""
+        """Register the indirections, once: each looks up the current implementation when it is called."""
         library = self._library
         library.impl(short, skipped_by_dynamo(self._kernel_of("default")), "CompositeExplicitAutograd")
         kernel = skipped_by_dynamo(self.kernel)
@@ -173,18 +173,18 @@ class CustomOp:
             release(self._library)
             del defined_ops[self.name]
             compile_cache.put(self.name, "")
-            compile_cache.put(f"{self.name} redefined", str(next(count)))  # graphs have its derivatives in them
+            compile_cache.put(f"{self.name} redefined", str(next(count)))  # graphs contain its derivatives
 
     # -- registration -------------------------------------------------------------------------------------------
 
     def impl(self, device: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Register the kernel for one type of device, or the reference anew.
+        """Register the kernel for one type of device, or a new reference.
 
         Args:
             device: "cpu", "cuda", ...; "default" for the reference.
 
         Returns:
-            A decorator, which gives back the function.
+            A decorator, which returns the function.
 
         Raises:
             ValueError: the type of device is unknown.
@@ -194,7 +194,7 @@ class CustomOp:
         return lambda function: self._put(device, function)
 
     def impl_fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Register what computes shapes, dtypes and strides of the outputs; without it the reference does."""
+        """Register the function for shapes, dtypes and strides of the outputs; by default the reference."""
         return self._put("fake", function)
 
     def impl_vmap(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -217,10 +217,11 @@ class CustomOp:
     ) -> Any:
         """Register ``(ctx, saved, *grads) -> {input name: gradient or None}``; see `BackwardContext` for ``ctx``.
 
-        ``saved`` is what `impl_save_for_backward` returned. A formula needs none: it then is the named tuple of the inputs.
+        ``saved`` is the result of `impl_save_for_backward`. A formula needs none: ``saved`` is then the named tuple of
+        inputs.
 
-        A cotangent that is not defined arrives as None. Every tensor argument has its key in the result, a list of
-        tensors a list of gradients; None is a gradient of zero.
+        An undefined cotangent is None. The result has a key for every tensor argument, with a list of gradients for a
+        list of tensors; None is a gradient of zero.
 
         Args:
             function: the backward; without it, a decorator is returned.
@@ -229,7 +230,7 @@ class CustomOp:
 
         Raises:
             RuntimeError: ``output_differentiability`` does not fit the outputs.
-            TypeError: the function takes other arguments.
+            TypeError: the function has the wrong parameters.
         """
         marks = differentiability(self.name, self.signature, output_differentiability)
         if function is None:
@@ -239,11 +240,11 @@ class CustomOp:
     def impl_jvp(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Register ``(inputs, output, tangents) -> tangents of the outputs``. ``inputs`` and ``tangents`` are named
         tuples; an input without a tangent has None there, and None is returned for a tangent of zero. It is
-        differentiated again for higher orders: compute what it needs from ``inputs`` and ``output``."""
+        differentiated again for higher orders: compute everything from ``inputs`` and ``output``."""
         return self._put("jvp", function)
 
     def impl_autograd(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Register a whole autograd kernel ``(*args, **kwargs) -> output``: it goes before all else.
+        """Register a whole autograd kernel ``(*args, **kwargs) -> output``, which takes precedence.
 
         Inside it, reach the op itself through `below_autograd`, and derive autograd functions from
         `SingleLevelFunction`.
@@ -251,18 +252,18 @@ class CustomOp:
         return self._put("autograd", function)
 
     def swap(self, **implementations: Any) -> Swap:
-        """Other implementations for a while: ``with op.swap(backward=f, jvp=None): ...``.
+        """Swap implementations temporarily: ``with op.swap(backward=f, jvp=None): ...``.
 
-        Swaps nest. They act on the whole process; of several that are entered, also from several threads, the last
-        wins, and they may end in any order. A call keeps the backward that it ran with.
+        Swaps nest, act on the whole process, and may end in any order. Of several, also from different threads, the
+        last one entered wins. A call keeps the backward that it ran with.
 
         Args:
             implementations: ``backward``, ``save_for_backward``, ``jvp``, ``autograd``, ``vmap``, ``fake``, ``default``
                 or a type of device, each a function, or None for "as if none were registered".
-                ``output_differentiability`` goes with ``backward``; without it that of the registered one stays.
+                ``output_differentiability`` belongs to ``backward``; by default that of the registered one.
 
         Returns:
-            A context, which can be entered again.
+            A reusable context.
 
         Raises:
             TypeError: no such kind of implementation, or not a function.
@@ -275,7 +276,7 @@ class CustomOp:
             return self.op(*args, **kwargs)
 
     def cover(self) -> None:
-        """Send all calls through the dispatcher from now on: another kernel will be above the op's own."""
+        """Send all calls through the dispatcher from now on: another kernel will cover the op's own."""
         with activation.lock:
             self._covered = True
             self._resolve()
@@ -307,7 +308,7 @@ class CustomOp:
             self._resolve()
 
     def _resolve(self) -> None:
-        """Select among what is registered. Readers see the old state or the new one, nothing between."""
+        """Select among the registrations. Readers see either the old state or the new one."""
         current: dict[str, Implementation | None] = dict(self._base)
         for layer in self._layers:
             current.update(layer)
@@ -323,7 +324,7 @@ class CustomOp:
         if self._in_library is not None:
             batched = self._differentiable and "vmap" not in self._current
             self._in_library.act(rules.error is None and rules.autograd is None, batched)
-        # what differs from the first registrations: a graph compiled under those must not be used under this
+        # the changes since the first registrations: graphs compiled under those must not be used now
         now = {kind: i.identity for kind, i in self._current.items()}
         differs = [f"{k}={now.get(k)}" for k in sorted({*now, *self._first}) if now.get(k) != self._first.get(k)]
         code = [compile_cache.fingerprint(i.function) for i in self._current.values()] if differs else []
@@ -391,12 +392,12 @@ class CustomOp:
             chosen = current.get(device) or current.get("default", self._base["default"])
             if rules is not None:
                 rules.check(self.signature, self.signature.bind(args, kwargs), current)
-            if bits_unread():  # under a mode or in a subclass: the function would read A.mH as A.mT
+            if bits_unread():  # under a mode or in a subclass the function would read A.mH as A.mT
                 with reading_bits():
                     result = chosen.function(*args, **kwargs)
             else:
                 result = chosen.function(*args, **kwargs)
-            # what does not fit the schema, or shares memory with an input
+            # results that do not fit the schema, or share memory with an input
             if not (self._one_tensor and isinstance(result, Tensor)) or shares_memory(args, kwargs, (result,)):
                 check_outputs(self.name, self.signature, chosen.location, args, kwargs, result)
             return result
@@ -420,7 +421,7 @@ class CustomOp:
             raise
 
     def _run_vmap(self, *args: Any, **kwargs: Any) -> Any:
-        if self._differentiable and "vmap" not in self._current:  # on batched tensors: their own vmap rules do the rest
+        if self._differentiable and "vmap" not in self._current:  # on batched tensors, whose own vmap rules do the rest
             if self._batched and not is_followed_outside(list(tensors_in((*args, *kwargs.values())))):
                 return self._current["default"].function(*args, **kwargs)
             return self.reference(*args, **kwargs)
@@ -441,10 +442,10 @@ class CustomOp:
 
 
 class Swap:
-    """Other implementations for a while; see `CustomOp.swap`.
+    """Temporary implementations; see `CustomOp.swap`.
 
     A signal may interrupt `__enter__` and `__exit__` at any line, or arrive before the first line of `__exit__`. Layers
-    that are then left active end with this object.
+    left active then end with this object.
     """
 
     def __init__(self, parts: Sequence[tuple[CustomOp, dict[str, Implementation | None]]]) -> None:
@@ -472,6 +473,6 @@ class Swap:
 
 
 def current_derivative(name: str) -> Derivative | None:
-    """The derivative that the custom op of this name has now; None for another operator, or where it has none."""
+    """The current derivative of the custom op of this name; None for another operator, or without one."""
     op: CustomOp | None = defined(name)
     return None if op is None else op.selected.derivative

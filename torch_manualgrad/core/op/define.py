@@ -37,20 +37,20 @@ def custom_op(
     Args:
         schema: ``"namespace::name(Tensor x, Tensor? bias=None, *, float scale=1.0) -> (Tensor, Tensor)"``, in PyTorch's
             schema language; or ``"namespace::name"`` alone, with the types read from the function's annotations.
-            Tensors, optional tensors and lists of tensors may stand anywhere; results may be tensors, optional tensors,
-            lists of tensors or numbers. An argument that is written to is marked: ``Tensor(a!) buffer``. A result is a
-            new value, or such an argument: ``-> Tensor(a!)``. Other aliases, such as views, are refused.
-        mutates_args: the names of the tensor arguments that the function writes to, where the schema is read from
+            Arguments include tensors, optional tensors and lists of tensors; results may be tensors, optional tensors,
+            lists of tensors or numbers. A written argument is marked: ``Tensor(a!) buffer``. A result is a new value,
+            or such an argument: ``-> Tensor(a!)``. Other aliases, such as views, are refused.
+        mutates_args: the names of the tensor arguments that the function writes to, if the schema is read from
             annotations; "unknown" for all of them.
-        device_types: the types of device that the function is for, such as "cuda". A tensor on another one raises, unless
-            a kernel for that type is registered. None: any.
+        device_types: the types of device that the function supports, such as "cuda". A tensor on another one raises,
+            unless a kernel for that type is registered. None: any.
         same_device: whether all tensors must be on one device. CPU tensors without dimensions may be anywhere.
         deterministic: False if equal calls may differ. They then raise under ``torch.use_deterministic_algorithms(True)``,
-            and the op has the tag ``nondeterministic_seeded``, so that compiled programs do not compute it again.
+            and the op has the tag ``nondeterministic_seeded``, so that compiled programs do not recompute it.
         tags: further tags of the operator.
         redefine: replace the custom op of that name, if there is one, with everything registered for it; the schema may
-            be another. For notebooks, whose cells run again. No call of it may be in flight. The new op is at
-            ``torch.ops``; the old `CustomOp` must not be used any more.
+            differ. For notebooks, whose cells run again. No call of it may be in flight. ``torch.ops`` has the new op;
+            the old `CustomOp` must not be used any more.
 
     Returns:
         A decorator that makes a `CustomOp`; the function is its implementation on every device until another is
@@ -59,7 +59,7 @@ def custom_op(
     Raises:
         ValueError: the schema cannot be read, returns a view of an argument, has no namespace, or the name is taken;
             ``mutates_args`` names no tensor argument, or differs from the schema; a type of device is unknown.
-        TypeError: no schema is given, or what is decorated is not a function.
+        TypeError: no schema is given, or the decorated object is not a function.
     """
     if not isinstance(schema, str):
         raise TypeError(f"custom_op takes a schema, 'namespace::name(...) -> ...', got {type(schema).__name__}")
@@ -96,7 +96,7 @@ def custom_op(
 
 
 def _annotated_schema(function: Callable[..., Any], mutates_args: Any) -> str:
-    """Arguments and results of a schema, by `torch.library.infer_schema`, which knows no optional results."""
+    """Arguments and results of a schema, by `torch.library.infer_schema`, which does not support optional results."""
     try:
         hints = typing.get_type_hints(function)
     except (NameError, TypeError):  # the error of infer_schema names the annotation
@@ -119,7 +119,7 @@ def _annotated_schema(function: Callable[..., Any], mutates_args: Any) -> str:
 
 
 def _without_none(annotation: Any) -> Any:
-    """X for ``X | None``, where that is a tensor or a list of tensors; else None."""
+    """X for ``X | None`` if X is a tensor or a list of tensors; else None."""
     if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
         return None
     inner = [a for a in typing.get_args(annotation) if a is not type(None)]

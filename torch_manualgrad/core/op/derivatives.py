@@ -48,8 +48,8 @@ class _Kept(NamedTuple):
         rest: for each leaf of the result of save_for_backward None if it is a tensor, else (x,). None if the result is
             one tensor.
         spec: the structure of the result; None for a tuple of leaves.
-        shapes: the arguments, with its shape instead of each tensor: gradients are checked against them.
-        origin: arguments and outputs, with `Tensor` instead of each tensor, if the backward must call save_for_backward
+        shapes: the arguments, with tensors replaced by their shapes, to check gradients.
+        origin: arguments and outputs, with tensors replaced by `Tensor`, if the backward must call save_for_backward
             again.
         linear: the places of the saved tensors that are cotangents or tangents of a call in `strong_arithmetic`.
     """
@@ -62,7 +62,7 @@ class _Kept(NamedTuple):
 
 
 class SavedBackward(Transposed):
-    """save_for_backward and backward, and a jvp if there is one."""
+    """The derivative by save_for_backward and backward, and a jvp if there is one."""
 
     pure = False
 
@@ -82,7 +82,7 @@ class SavedBackward(Transposed):
         if grads[0] is None and not any(True for _ in tensors_in(grads)):
             return [None] * len(kept.shapes)
         tensors = [unwrap_if_dead(t) for t in tensors]
-        if kept.linear:  # it was called with strong zeros, and its derivatives are
+        if kept.linear:  # the call had strong zeros, and so do its derivatives
             with StrongArithmetic(tensors_in([*grads, *[tensors[i] for i in kept.linear]])):
                 return self._vjp(needed, tensors, kept, grads)
         return self._vjp(needed, tensors, kept, grads)
@@ -128,7 +128,7 @@ def _plain_bodies(derivative: SavedBackward) -> tuple[Callable[..., Any], Callab
     places, names, Inputs = signature.tensor_like, signature.tensor_names, signature.Inputs
     run, count = derivative.run, len(signature.names)
     by_place = signature.positional == count
-    new = tuple.__new__  # that of a named tuple is in Python
+    new = tuple.__new__  # a named tuple's own is in Python
 
     def forward(ctx: Any, values: Any, *_: Any) -> Any:
         if by_place:
@@ -184,7 +184,7 @@ def _packed(saved: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[
         else:
             known = list(tensors_in((*inputs, *outputs)))
             if not any(x is other for other in known) and (x.is_floating_point() or x.is_complex()):
-                # It was computed here and has no history: the next derivative computes it again, from all of these.
+                # It was computed here and has no history: the next derivative recomputes it from all of these.
                 origin = [_without_tensors(v) for v in (*inputs, *outputs)]
                 tensors = [*tensors, *known]
                 return tensors, _Kept(rest, spec, shapes, origin, linear_among(tensors))
@@ -294,11 +294,11 @@ def select(
 class ReferenceDerivative(Transposed):
     """The derivative of the reference implementation itself, for an op whose reference is differentiable.
 
-    Reverse: the reference is differentiated when the backward runs, so the forward costs no more than its kernel.
-    Forward, and where the backward will run in the middle of a call (torch.func.vjp cannot): the reference runs in
-    place of the op, see `CustomOp.kernel`. A backward or a jvp that computes the same in fewer operations may be given
-    for either; the backward gets the inputs as its residuals. With strong zeros the reference is differentiated: zeros are
-    strong in each of its products, and a factor of the other formulas may not be a factor there.
+    Reverse: the reference is differentiated when the backward runs, so the forward costs only its kernel. Forward, and
+    if the backward will run in the middle of a call (torch.func.vjp cannot): the reference runs instead of the op, see
+    `CustomOp.kernel`. A backward or a jvp that computes the same in fewer operations may replace either; the residuals
+    of the backward are the inputs. With strong zeros the reference is differentiated: zeros are strong in each of its
+    products, and the other formulas may have other factors.
     """
 
     @property
@@ -336,9 +336,9 @@ class ReferenceDerivative(Transposed):
             values[i] = None if t is None else unwrap_if_dead(t)
         for i, constant in zip(self.constant_places, static):
             values[i] = constant
-        # of a call in csrc/calls there are the constants only
+        # a call in csrc/calls has only the constants
         linear = static[-1] if len(static) > len(self.constant_places) else ()
-        if linear:  # it was called with strong zeros, and its derivatives are
+        if linear:  # the call had strong zeros, and so do its derivatives
             with StrongArithmetic(tensors_in([*grads, *[values[i] for i in linear]])):
                 return self._vjp(needed, values, grads)
         if self.rule is not None:
@@ -377,10 +377,10 @@ class ReferenceDerivative(Transposed):
         return result
 
     def _plain_vjp(self, places: Sequence[int], values: list[Any], grads: Sequence[Any]) -> Sequence[Any]:
-        """The same in plain autograd, which is faster, and runs where saved tensors have hooks, as torch.func does not."""
+        """The vjp in plain autograd, which is faster, and unlike torch.func works under hooks on saved tensors."""
         differentiable = torch.is_grad_enabled()
         with torch.enable_grad():
-            for i in places:  # a node of its own: one tensor may stand for two arguments
+            for i in places:  # a separate node, because one tensor may be two arguments
                 x = values[i]
                 values[i] = x.view_as(x) if differentiable and x.requires_grad else x.detach().requires_grad_()
             args, kwargs = self.signature.split(values)
@@ -394,15 +394,14 @@ class ReferenceDerivative(Transposed):
             )
         result: list[Any] = [None] * len(values)
         for i, x, g in zip(places, wanted, found):
-            # a number that is zero, as torch.func.vjp gives: None would make the caller's graph miss its input
+            # a zero, as from torch.func.vjp: with None the caller's graph would miss its input
             result[i] = torch.zeros_like(x) if g is None else g
         return result
 
 
 # -- operators of `torch.library.custom_op` -------------------------------------------------------------------------------
-#
-# PyTorch's own kernel for one knows neither tangents nor torch.func. This derivative runs ``setup_context`` anew, from the
-# inputs and outputs, each time: what it computes has a history in every order.
+# PyTorch's own kernel supports neither tangents nor torch.func. This derivative runs ``setup_context`` again each time,
+# from the inputs and outputs, so that its results have a history in every order.
 
 
 class _LibraryContext:
@@ -420,11 +419,11 @@ class _LibraryContext:
         self.materialize_grads = value
 
     def mark_non_differentiable(self, *outputs: Tensor) -> None:
-        """Nothing to do: a backward takes no notice of them."""
+        """Nothing to do: a backward ignores them."""
 
 
 class LibraryDerivative(Transposed):
-    """The vjp that setup_context and backward make; the jvp by transposition."""
+    """The vjp from setup_context and backward; the jvp by transposition."""
 
     pure = False
 

@@ -1,4 +1,4 @@
-"""The functions that are registered for a custom op, with checks of their parameters and of their results."""
+"""The functions registered for a custom op, with checks of their parameters and results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 
-# Where a kernel for one type of device is registered with the dispatcher.
+# The dispatch keys of kernels for one type of device.
 DEVICE_KEYS = {"cpu": "CPU", "cuda": "CUDA", "mps": "MPS", "xpu": "XPU", "hpu": "HPU", "meta": "Meta"}
 KINDS = ("default", "fake", "vmap", "save_for_backward", "backward", "jvp", "autograd")
 
@@ -49,31 +49,31 @@ class BackwardContext(NamedTuple):
     """The first argument of a backward.
 
     Attributes:
-        needs_input_grad: input name -> whether its gradient is wanted; a list of bool for a list of tensors.
+        needs_input_grad: input name -> whether its gradient is needed; a list of bool for a list of tensors.
     """
 
     needs_input_grad: dict[str, Any]
 
 
 def location_of(function: Any) -> str:
-    """Where a function was written, ``file:line``."""
+    """The source location of a function, ``file:line``."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)
 
 
 @dataclass(frozen=True)
 class Implementation:
-    """One function registered for an op, and where it was written."""
+    """One function registered for an op, and its source location."""
 
     function: Callable[..., Any]
     output_differentiability: tuple[bool, ...] | None = None
 
     @property
     def identity(self) -> str:
-        """The same for the same function in this process, and never for two."""
+        """An identifier that is unique to the function in this process."""
         try:
             number = _numbers.setdefault(self.function, next(count))
-        except TypeError:  # a callable object that cannot be hashed or weakly referenced
+        except TypeError:  # an object that cannot be hashed or weakly referenced
             number = id(self.function)
         return f"{number}{self.output_differentiability or ''}"
 
@@ -88,7 +88,7 @@ def implementation(
     """The function as an implementation of that kind of the op called ``name``.
 
     Raises:
-        TypeError: it does not take what it will be given.
+        TypeError: its parameters do not fit the arguments.
     """
     made = Implementation(function, marks)
     given = {
@@ -113,7 +113,7 @@ def implementation(
 
 
 def check_reference(name: str, signature: Signature, function: Callable[..., Any]) -> None:
-    """Raise if a reference takes neither all arguments of the op called ``name`` nor those that have no default.
+    """Raise if a reference takes neither all arguments of the op called ``name`` nor those without a default.
 
     Raises:
         TypeError: it takes neither.
@@ -145,7 +145,7 @@ def differentiability(name: str, signature: Signature, marks: Sequence[bool] | N
     """The marks, one for each output of the op called ``name``.
 
     Raises:
-        RuntimeError: their number is another, or one marks what is not a tensor.
+        RuntimeError: their number is wrong, or one marks an output that is not a tensor.
     """
     if marks is None:
         return None
@@ -200,7 +200,8 @@ def exchange(
     return layer
 
 
-# -- what the functions return -------------------------------------------------------------------------------------------
+# -- results of the functions
+# --------------------------------------------------------------------------------------------
 
 
 def check_gradients(signature: Signature, location: str, values: Sequence[Any], found: Any) -> list[Any]:
@@ -209,11 +210,11 @@ def check_gradients(signature: Signature, location: str, values: Sequence[Any], 
     Args:
         signature: of the op.
         location: where the backward was written.
-        values: the arguments of the call, with the shape in place of each tensor: nothing is to keep it alive.
-        found: what the backward returned.
+        values: the arguments of the call, with tensors replaced by their shapes, so that none is kept alive.
+        found: the result of the backward.
 
     Returns:
-        A gradient for each argument: None for zero, and for what is not a tensor.
+        A gradient for each argument: None for zero, and for an argument that is not a tensor.
 
     Raises:
         RuntimeError: it is not a dict with exactly the names of the tensor arguments, or an entry does not fit.
@@ -232,7 +233,7 @@ def check_gradients(signature: Signature, location: str, values: Sequence[Any], 
 
 
 def _check_each(signature: Signature, location: str, values: Sequence[Any], found: Any) -> list[Any]:
-    """`check_gradients`, where there is a list or an error."""
+    """`check_gradients`, if there is a list or an error."""
 
     def error(what: str) -> NoReturn:
         raise RuntimeError(f"In the backward of {signature.name}, written at {location}: {what}")
@@ -280,13 +281,13 @@ def _check_one(error: Any, name: str, value: Any, grad: Any) -> None:
 
 
 def check_count(rule: str, what: str, names: Sequence[str], found: Any) -> None:
-    """That a formula for several inputs or outputs returns as many gradients or tangents.
+    """Check that a formula for several inputs or outputs returns as many gradients or tangents.
 
     Args:
         rule: its name.
         what: "vjp" or "jvp".
         names: of the inputs or outputs.
-        found: what the formula returned.
+        found: the result of the formula.
 
     Raises:
         RuntimeError: it is not a tuple or list of that length.
@@ -300,13 +301,13 @@ def check_count(rule: str, what: str, names: Sequence[str], found: Any) -> None:
 
 
 def check_gradient_of_rule(rule: str, name: str, grad: Any, size: Any, cotangents: Sequence[Any]) -> None:
-    """That what a vjp returned for one input is a gradient of it.
+    """Check that the result of a vjp for one input is a gradient of it.
 
     Args:
         rule: its name.
         name: of the input.
         grad: the gradient.
-        size: of the input; a list of these where it is a list of tensors, None where it is None.
+        size: of the input; a list of sizes for a list of tensors, None for None.
         cotangents: a gradient may have the shape of one of them. Autograd then sums it, as after broadcasting.
 
     Raises:
@@ -339,8 +340,8 @@ def check_tangents(signature: Signature, location: str, outputs: Sequence[Any], 
     Args:
         signature: of the op.
         location: where the jvp was written.
-        outputs: what the op returned.
-        found: what the jvp returned.
+        outputs: the results of the op.
+        found: the result of the jvp.
 
     Returns:
         The tangents, each in the dtype of its output; None for zero.
@@ -385,21 +386,21 @@ def check_tangents(signature: Signature, location: str, outputs: Sequence[Any], 
 
 
 def _as(tangent: Tensor | None, output: Tensor) -> Tensor | None:
-    """In the dtype of the output, as the engine casts gradients."""
+    """The tangent in the dtype of the output, as the engine casts gradients."""
     return tangent if tangent is None or tangent.dtype == output.dtype else tangent.to(output.dtype)
 
 
 def check_outputs(
     name: str, signature: Signature, location: str, args: Sequence[Any], kwargs: dict[str, Any], result: Any
 ) -> None:
-    """Check what an implementation of the op called ``name`` returned.
+    """Check the result of an implementation of the op called ``name``.
 
     Args:
         name: of the op.
         signature: of the op.
         location: where the implementation was written.
         args, kwargs: of the call.
-        result: what it returned.
+        result: its result.
 
     Raises:
         RuntimeError: it does not fit the schema, or shares memory with an input.

@@ -1,9 +1,9 @@
-"""Operators that write to arguments, each made of a functional operator and copies.
+"""Operators that write to arguments, each made from a functional operator and copies.
 
 The functional operator takes the same arguments, and returns the results and then the new value of each written
-argument. It has the derivative, like any other custom op. Where a call is differentiated or batched, the operator calls
-it and copies the new values into the arguments: PyTorch knows what a copy does to graphs, tangents, views, leaves and
-version counters. Other calls write in place.
+argument. It has the derivative, like any other custom op. In a differentiated or batched call, the operator calls it
+and copies the new values into the arguments: PyTorch handles the effects of a copy on graphs, tangents, views, leaves
+and version counters. Other calls write in place.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _OF_DERIVATIVES = ("save_for_backward", "backward", "jvp", "autograd", "output_d
 class MutableOp(CustomOp):
     """A custom op that writes to some of its arguments. Made by `custom_op`.
 
-    The implementations for devices write to the arguments. The backward gets a cotangent for each result that is no
-    argument, and then one for the new value of each written argument, in schema order. ``inputs`` has the old values of
-    written arguments and ``output`` the new ones: both may be saved. The gradient for a written argument is that of its
-    old value, None if nothing reads it.
+    The implementations for devices write to the arguments. The backward receives a cotangent for each result that is
+    not an argument, then one for the new value of each written argument, in schema order. ``inputs`` has the old values
+    of written arguments and ``output`` the new ones: both may be saved. The gradient for a written argument is that of
+    its old value, None if nothing reads it.
 
     Attributes:
-        functional: the custom op ``<name>_functional`` with this derivative, which returns the new values and writes
-            to nothing.
+        functional: the custom op ``<name>_functional`` with this derivative, which returns the new values and does not
+            write.
     """
 
     def __init__(self, schema: str, reference: Callable[..., Any], **options: Any) -> None:
@@ -66,12 +66,13 @@ class MutableOp(CustomOp):
         library = self._library
         library.impl(short, skipped_by_dynamo(self._kernel_of("default")), "CompositeExplicitAutograd")
         library.impl(short, skipped_by_dynamo(self.kernel), "Autograd", with_keyset=True)
-        # reached in inference mode, where a tensor made outside still has a version
+        # in inference mode, where a tensor made outside still has a version
         library.impl(short, skipped_by_dynamo(self._count), "ADInplaceOrView", with_keyset=True)
-        # lazy conjugates and negatives: PyTorch's own kernels take a result for the argument that was written to
+        # lazy conjugates and negatives: PyTorch's own kernels treat a result as the written argument
         for key in ("Conjugate", "Negative"):
             library.impl(short, skipped_by_dynamo(self._run_by_copies), key)
-        # before a transform takes the arguments: it then sees the copies, and refuses to write to what it does not own
+        # before a transform wraps the arguments: it then sees the copies, and refuses writes to tensors that it does
+        # not own
         library.impl(short, skipped_by_dynamo(self._run_by_copies), "FuncTorchDynamicLayerFrontMode")
         register_fake(library, short, self._run_fake, location_of(self.reference))
         if any(r.alias is not None or not r.is_tensor or r.optional for r in self.signature.returns):
@@ -92,8 +93,8 @@ class MutableOp(CustomOp):
         return super().impl_vmap(function)
 
     def impl_save_for_backward(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Register ``(inputs, output) -> residuals``: ``inputs`` has the old values of written arguments, ``output`` the
-        results that are no arguments and then the new values, by the names of the arguments."""
+        """Register ``(inputs, output) -> residuals``: ``inputs`` has the old values of written arguments, ``output``
+        the results that are not arguments, then the new values, by the names of the arguments."""
         return self.functional.impl_save_for_backward(function)
 
     def impl_backward(
@@ -104,22 +105,22 @@ class MutableOp(CustomOp):
     ) -> Any:
         """Register ``(ctx, saved, *grads) -> {input name: gradient or None}``; see `CustomOp.impl_backward`.
 
-        ``grads`` are the cotangents of the results that are no arguments, and then of the new values. The gradient for a
+        ``grads`` are the cotangents of the results that are not arguments, then of the new values. The gradient for a
         written argument is that of its old value. ``output_differentiability`` has a bool for each of ``grads``.
         """
         return self.functional.impl_backward(function, output_differentiability=output_differentiability)
 
     def impl_jvp(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Register ``(inputs, output, tangents) -> tangents`` of the results that are no arguments, and then of the new
+        """Register ``(inputs, output, tangents) -> tangents`` of the results that are not arguments, then of the new
         values; see `CustomOp.impl_jvp`."""
         return self.functional.impl_jvp(function)
 
     def impl_autograd(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Register a whole autograd kernel of the functional op, which reaches that op through ``functional.below_autograd``."""
+        """Register a whole autograd kernel of the functional op; it calls ``functional.below_autograd``."""
         return self.functional.impl_autograd(function)
 
     def swap(self, **implementations: Any) -> Swap:
-        """Other implementations for a while; see `CustomOp.swap`. Those of derivatives are swapped on the functional op."""
+        """Swap implementations temporarily; see `CustomOp.swap`. Derivatives are swapped on the functional op."""
         derivative = {k: v for k, v in implementations.items() if k in _OF_DERIVATIVES}
         others = {k: v for k, v in implementations.items() if k not in _OF_DERIVATIVES}
         functional = self.functional
@@ -146,7 +147,7 @@ class MutableOp(CustomOp):
         return self._write(keyset, self.signature.bind(args, kwargs))
 
     def _write(self, keyset: Any, values: Sequence[Any]) -> Any:
-        """Write in place, and let the version counters count it."""
+        """Write in place, and increment the version counters."""
         written = []
         for i in self.signature.written:
             for x in tensors_in((values[i],)):
@@ -159,7 +160,7 @@ class MutableOp(CustomOp):
                     )
         try:
             result = redispatch(self.op, self.signature, keyset & below_in_place_keys, values)
-        finally:  # also of a kernel that raises after it has written
+        finally:  # also if a kernel raises after it has written
             if written:
                 torch.autograd.graph.increment_version(written)
         return result if self._all_new else self._returned(values, self._new_of(result))
@@ -170,7 +171,7 @@ class MutableOp(CustomOp):
     def _by_copies(self, values: Sequence[Any]) -> Any:
         """Call the functional op, and copy the new values into the arguments."""
         self._refuse_one_written_twice(values)
-        # the functional op may save old values, which are about to be overwritten
+        # the functional op may save old values, which will be overwritten
         positional, keywords = self.signature.split(self._with_clones(values))
         outputs = self.functional.signature.outputs(self.functional.op(*positional, **keywords))
         count = len(self._new)
@@ -190,7 +191,7 @@ class MutableOp(CustomOp):
         return self._returned(values, outputs[:count])
 
     def _refuse_one_written_twice(self, values: Sequence[Any]) -> None:
-        """Raise if the op writes to a tensor twice: the new values of both would be derived from one old value."""
+        """Raise if the op writes to a tensor twice: both new values would be computed from the same old value."""
         seen: dict[int, str] = {}
         for i in self.signature.written:
             name = self.signature.names[i]
@@ -203,7 +204,7 @@ class MutableOp(CustomOp):
                 seen[id(x)] = name
 
     def _returned(self, values: Sequence[Any], new: Sequence[Any]) -> Any:
-        """The results: the new ones, and arguments where the schema says so."""
+        """The results: new values, or arguments according to the schema."""
         given = iter(new)
         found = tuple(next(given) if r.alias is None else values[r.alias] for r in self.signature.returns)
         return found if len(found) > 1 else found[0] if found else None
@@ -213,7 +214,7 @@ class MutableOp(CustomOp):
         return [outputs[i] for i in self._new]
 
     def _with_clones(self, values: Sequence[Any]) -> list[Any]:
-        """The values, with a clone of each written argument and of each tensor that lies in the memory of one."""
+        """The values, with a clone of each written argument and of each tensor that shares its memory."""
         written = {_storage(x) for x in tensors_in([values[i] for i in self.signature.written])} - {None}
         found = list(values)
         for i in self.signature.tensor_like:
@@ -265,13 +266,13 @@ def _split(text: str) -> list[str]:
 
 
 def _written_type(type_: str) -> str:
-    """``"Optional[List[Tensor]]"`` as a schema writes it: ``"Tensor[]?"``."""
+    """``"Optional[List[Tensor]]"`` in schema syntax: ``"Tensor[]?"``."""
     found = "Tensor[]" if "List[Tensor]" in type_ else "Tensor?[]" if "List[" in type_ else "Tensor"
     return found + "?" * type_.startswith("Optional[")
 
 
 def _cloned(value: Any, storages: set[int | None] | None = None) -> Any:
-    """A clone of the tensors, or of those among them that lie in these storages."""
+    """A clone of the tensors, or only of those in these storages."""
     if isinstance(value, (list, tuple)):
         return [_cloned(v, storages) for v in value]
     if not isinstance(value, Tensor) or storages is not None and _storage(value) not in storages:
@@ -285,7 +286,7 @@ def _storage(x: Tensor) -> int | None:
 
 
 def _batched(value: Any, dim: Any, size: int) -> tuple[Any, Any]:
-    """A copy of the value that has a batch dimension, and that dimension."""
+    """A copy of the value with a batch dimension, and that dimension."""
     if isinstance(value, (list, tuple)):
         pairs = [_batched(v, d, size) for v, d in zip(value, dim)]
         return [v for v, _ in pairs], [d for _, d in pairs]

@@ -16,17 +16,17 @@ from ..schema import Signature
 
 __all__ = ["CallsInLibrary", "tables", "tracked_call", "untracked_calls"]
 
-# Defines the table of a derivative in the library, and returns its number. From override/compiled_calls.py, which is above.
+# Defines the table of a derivative in the library, and returns its number. Set by override/compiled_calls.py.
 tables: list[Callable[[Any], int]] = []
 
 
 class CallsInLibrary:
-    """The kernel of csrc/calls/custom.h that covers an op's kernel in Python; without the library there is none.
+    """The kernel of csrc/calls/custom.h that covers an op's Python kernel, if the library is loaded.
 
     Args:
-        op: the ``OpOverload``, whose kernel in Python is registered by now.
-        signature: of the op; with lists of tensors, all its calls are for Python.
-        only_recorded: whether it serves calls in recordings (csrc/calls/recorded.h) only.
+        op: the ``OpOverload``, whose Python kernel is already registered.
+        signature: of the op; with lists of tensors, Python handles all its calls.
+        only_recorded: whether it handles only calls in recordings (csrc/calls/recorded.h).
     """
 
     def __init__(self, op: Any, signature: Signature, only_recorded: bool) -> None:
@@ -38,11 +38,11 @@ class CallsInLibrary:
             self._number = checked(attach(*names, ctypes.c_int64(only_recorded)))
 
     def act(self, yes: bool, batched: bool) -> None:
-        """Switch the kernel on or off; it starts switched off. Tracked calls are Python's until `track` is called.
+        """Switch the kernel on or off; it starts off. Python handles tracked calls until `track` is called.
 
         Args:
             yes: on or off.
-            batched: the same for the kernel of batches, which plays what the reference has called on others.
+            batched: the same for the kernel of batches, which replays the calls of the reference.
         """
         if self._number is not None:
             self._tracked = None
@@ -53,7 +53,7 @@ class CallsInLibrary:
             )
 
     def track(self, derivative: Derivative) -> None:
-        """Serve with this derivative the calls that are tracked, and those at levels of torch.func with tangents."""
+        """Use this derivative for tracked calls, and for calls at levels of torch.func with tangents."""
         if self._number is not None and self._tracked is not derivative and tables:
             number = tables[0](derivative)
             self._tracked = derivative
@@ -69,16 +69,16 @@ class CallsInLibrary:
 
 
 def untracked_calls() -> int:
-    """The number of calls that these kernels served on this thread; 0 without the library. For tests."""
+    """The number of calls that these kernels handled on this thread; 0 without the library. For tests."""
     return 0 if calls_library is None else calls_library.manualgrad_calls_custom_count()
 
 
-# Type of a schema -> types of Python that the dispatcher passes on unchanged.
+# Type of a schema -> Python types that the dispatcher passes on unchanged.
 _EXACT = {"Tensor": PLAIN, "float": (float,), "int": (int,), "bool": (bool,), "str": (str,)}
 
 
 def tracked_call(derivative: Derivative) -> Callable[[Sequence[Any]], Any] | None:
-    """Make a function for plain calls that autograd tracks: it goes straight to the op's kernel at Autograd.
+    """Make a function for plain calls that autograd tracks: it calls the op's kernel at Autograd directly.
 
     Args:
         derivative: of the op.

@@ -1,1 +1,1 @@
-"""Overrides: rules and replacements that act in place of PyTorch's derivatives."""
+"""Overrides: rules and replacements that act instead of PyTorch's derivatives."""

@@ -1,7 +1,7 @@
 """Calls without Python: the library in csrc/calls, which serves plain calls of overridden operators in C++.
 
-It was built for one release of torch, and is loaded there only; without it the general kernel, in Python, serves every
-call. What it does for a rule is data (compiled_table.py), so that no rule has C++ of its own.
+It is built for one release of torch, and only loaded there. Without it the general kernel, in Python, makes every call.
+Rules are described to it as data (compiled_table.py), so no rule needs its own C++.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ refuse_reload(globals())
 _numbers = itertools.count(1)
 _derivatives: dict[
     int, RuleDerivative | ReferenceDerivative | SavedBackward | None
-] = {}  # by the number of the table that the library has of it, as long as it has it
-_layers: dict[int, Any] = {}  # by number, what a layer was made for
-_of_no_rule: dict[Any, int] = {}  # the numbers of the tables that no derivative has
-_slots: dict[str, int] = {}  # of each operator whose calls have ever come here
-_general = False  # all calls are for Python
+] = {}  # by the number of its table in the library, while the library has it
+_layers: dict[int, Any] = {}  # by number, the meaning of a layer
+_of_no_rule: dict[Any, int] = {}  # the numbers of tables without a derivative
+_slots: dict[str, int] = {}  # of each operator whose calls were ever handled here
+_general = False  # whether Python handles all calls
 
 
 def loaded() -> bool:
@@ -90,13 +90,13 @@ def _attach(op: Any, python: int) -> int:
 
 
 def before(op: Any) -> None:
-    """To be called before a kernel in Python is registered for ``op``: what is there now is what stock calls go to."""
+    """Call this before registering a Python kernel for ``op``: the current kernel becomes the one for stock calls."""
     if calls_library is not None:
         _attach(op, 0)
 
 
 def attach(op: Any) -> None:
-    """To be called after that: from now on the library has the calls, and hands on to Python what is not plain."""
+    """Call this after that: from now on the library receives the calls, and passes other than plain ones to Python."""
     if calls_library is not None:
         _slots[op.name()] = _attach(op, 1)
 
@@ -107,7 +107,7 @@ def before_functorch(op: Any) -> None:
 
 
 def attach_before_functorch(op: Any) -> None:
-    """`attach`, for a kernel that is called before functorch's: it gets the calls with a number, but under functionalize."""
+    """`attach`, for a kernel called before functorch's: it receives calls with a number, except under functionalize."""
     _attach_before_functorch(op, 1)
 
 
@@ -118,24 +118,24 @@ def _attach_before_functorch(op: Any, python: int) -> None:
 
 
 def detach_before_functorch() -> None:
-    """Take these kernels away."""
+    """Remove these kernels."""
     if calls_library is not None:
         checked(calls_library.manualgrad_calls_numbers_detach())
 
 
 def detach(op: Any) -> None:
-    """Take the library's kernel away, if there is one. A thread that is inside of it crashes."""
+    """Remove the library's kernel, if there is one. A thread inside of it crashes."""
     if calls_library is not None:
         schema = op._schema
         checked(calls_library.manualgrad_calls_detach(schema.name.encode(), schema.overload_name.encode()))
 
 
 class Served(NamedTuple):
-    """How the library serves the calls of one operator.
+    """How the library handles the calls of one operator.
 
     Attributes:
         name: the operator.
-        way: which way its calls go.
+        way: the route of its calls.
     """
 
     name: str
@@ -143,12 +143,12 @@ class Served(NamedTuple):
 
 
 class CallsLayer:
-    """What one override adds, in the library.
+    """The part of one override in the library.
 
     Args:
-        meaning: what `layers_here` returns for it.
-        rules: how the calls of operators are served.
-        forward_modes: the same, where no layer has a rule for the operator.
+        meaning: the entry of `layers_here` for it.
+        rules: how the calls of operators are handled.
+        forward_modes: the same, if no layer has a rule for the operator.
         nested: whether it has the replacements for nested tensors.
 
     Attributes:
@@ -170,13 +170,13 @@ class CallsLayer:
 
 
 def activate(numbers: Sequence[int]) -> None:
-    """Make these layers the active ones, where the library was built without Python's headers and does not do so itself."""
+    """Activate these layers, if the library was built without Python's headers and cannot do so itself."""
     if calls_library is not None and not activation.in_library:
         checked(calls_library.manualgrad_calls_activate(_array(numbers), ctypes.c_int64(len(numbers))))
 
 
 def collect() -> None:
-    """Let go of what the library no longer uses: derivatives of which it has no table, and layers."""
+    """Release the derivatives and layers that the library no longer uses."""
     if calls_library is None:
         return
     found = (ctypes.c_int64 * 256)()
@@ -189,7 +189,7 @@ def collect() -> None:
 
 
 def scope_here() -> int:
-    """The number of what is active on this thread beyond the process; 0 if nothing is."""
+    """The number of the thread's scope, beyond the process; 0 if there is none."""
     return int(calls_library.manualgrad_calls_scope())
 
 
@@ -199,7 +199,7 @@ def this_thread() -> int:
 
 
 def layers_here() -> list[Any]:
-    """What `CallsLayer` was given for each layer that is active on this thread beyond the process."""
+    """The ``meaning`` of each layer that is active only on this thread, not in the process."""
     found = (ctypes.c_int64 * 64)()
     n = calls_library.manualgrad_calls_scope_layers(found, ctypes.c_int64(64))
     if n > 64:
@@ -210,7 +210,7 @@ def layers_here() -> list[Any]:
 
 @contextmanager
 def in_python() -> Iterator[None]:
-    """Leave all calls, on all threads, to the general kernel: to test it, and to compare with."""
+    """Leave all calls, on all threads, to the general kernel, for tests and comparisons."""
     before = _general
     try:
         _set_general(True)
@@ -227,13 +227,13 @@ def _set_general(yes: bool) -> None:
 
 
 def suspend(by: int) -> None:
-    """Make eager calls of this thread PyTorch's own, for as long as the sum of these numbers is positive."""
+    """Make eager calls of this thread PyTorch's own while the sum of these numbers is positive."""
     if calls_library is not None:
         calls_library.manualgrad_calls_suspend(ctypes.c_int64(by))
 
 
 class Counts(NamedTuple):
-    """What the library has done on one thread.
+    """Counts of the library's work on one thread.
 
     Attributes:
         plain: calls with a derivative, without Python.
@@ -247,7 +247,7 @@ class Counts(NamedTuple):
 
 
 def counts() -> Counts:
-    """What the library has done on this thread so far; zeros without it. For tests."""
+    """The counts of this thread so far; zeros without the library. For tests."""
     found = (ctypes.c_int64 * 3)()
     if calls_library is not None:
         calls_library.manualgrad_calls_counts(found)
@@ -255,15 +255,15 @@ def counts() -> Counts:
 
 
 def recordings_played() -> int:
-    """How many vjps this thread has played so far; see csrc/calls/recorded.h. For tests."""
+    """The number of vjps that this thread has replayed; see csrc/calls/recorded.h. For tests."""
     return 0 if calls_library is None else checked(calls_library.manualgrad_calls_played())
 
 
 @contextmanager
 def recording_after(calls: int) -> Iterator[None]:
-    """Record a vjp after so many calls with the same key; none if it is negative. For tests, and to compare with.
+    """Record a vjp after this number of calls with the same key; never if negative. For tests and comparisons.
 
-    Recordings from before are forgotten.
+    Earlier recordings are forgotten.
     """
     if calls_library is None:
         yield
@@ -284,12 +284,12 @@ def _array(numbers: Sequence[int]) -> Any:
 
 
 def _numbers_of(served: Sequence[Served]) -> list[tuple[int, int]]:
-    """The slot and the table of each operator whose calls come here."""
+    """The slot and the table of each operator whose calls are handled here."""
     return [(_slots[one.name], _table(one.way)) for one in served if one.name in _slots]
 
 
 def _table(way: Way) -> int:
-    """The number of a table, which exists until the next layer is made, and as long as a layer or a graph has it."""
+    """The number of a table, which exists until the next layer is made, and while a layer or a graph uses it."""
     derivative = way.derivative if isinstance(way, (ByRule, InPlaceByRule)) else None
     known: dict[Any, int] = _of_no_rule if derivative is None else derivative.tables
     key = way.defers if isinstance(way, ByRule) else type(way) if derivative is not None else way
@@ -305,7 +305,7 @@ def _table(way: Way) -> int:
 
 
 def _table_of_formula(derivative: ReferenceDerivative | SavedBackward) -> int:
-    """The number of a formula's table; 0 where Python has its calls."""
+    """The number of a formula's table; 0 if Python handles its calls."""
     number = next(_numbers)
     described = compiled_table.describe_formula(number, derivative)
     if described.in_python and not described.pushes and any(derivative.differentiable):
@@ -322,7 +322,7 @@ shortcuts.tables[:] = [_table_of_formula]
 
 
 class _Context(NamedTuple):
-    """What the backward of an autograd function reads."""
+    """The attributes that the backward of an autograd function reads."""
 
     needs_input_grad: tuple[bool, ...]
     saved_tensors: tuple[Tensor | None, ...]
@@ -336,7 +336,7 @@ def _rule(number: int) -> Rule:
 
 
 def _with_facts(derivative: RuleDerivative, constants: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The constants of a call, the facts among them as Python has them."""
+    """The constants of a call, with facts in their Python form."""
     split, end = len(derivative.constant_places), len(derivative.constant_places) + len(derivative.facts)
     facts = [_fact(what, x) for (_, what), x in zip(derivative.facts, constants[split:end])]
     return (*constants[:split], *facts, *constants[end:])
@@ -353,7 +353,7 @@ def _pull_back(rule: int, finite: bool, needed: Any, tensors: Any, constants: An
     if isinstance(derivative, RuleDerivative) and derivative.has_lists:
         return _pull_back_lists(derivative, needed, tensors, constants, grads)
     context = _Context((False, *needed), tensors, constants)
-    if tangents_possible((*tensors, *grads)):  # or a tracer: the vjp in the general way
+    if tangents_possible((*tensors, *grads)):  # or a tracer: run the vjp in the general way
         wanted: list[Any] = [None] * len(derivative.signature.names)
         for i, yes in zip(places, needed):
             wanted[i] = yes
@@ -366,7 +366,7 @@ def _pull_back(rule: int, finite: bool, needed: Any, tensors: Any, constants: An
 def _pull_back_lists(
     derivative: RuleDerivative, needed: Any, tensors: Any, constants: Any, grads: Any
 ) -> list[Tensor | None]:
-    """The same of an operator with lists: all is flat, and the lengths of the lists are the last constants."""
+    """The same for an operator with lists: everything is flat, and the lengths of the lists are the last constants."""
     *constants, of_arguments, of_saved, of_results = constants
     of_arguments, of_saved, of_results = (
         tuple(None if n < 0 else n for n in lengths) for lengths in (of_arguments, of_saved, of_results)
@@ -432,7 +432,7 @@ def _are_same(values: Any) -> bool:
     if not values_readable((x, y)) or x.device != y.device or x.dtype != y.dtype or x.shape != y.shape:
         return False
     with below_autograd():
-        # a device's sums may differ from run to run, and would have to be waited for
+        # a device's sums may differ between runs, and would require a synchronization
         return not x.is_cpu or bool(torch.isclose(x, y, rtol=0, atol=0, equal_nan=True).all().item())
 
 

@@ -1,6 +1,6 @@
-"""Describes rules to the library in csrc/calls: the structs of csrc/calls/layout.h, and how they are filled.
+"""Describes rules to the library in csrc/calls: the structs of csrc/calls/layout.h, and the code that fills them.
 
-The library makes its own table from a description, once for each rule, and calls read that.
+The library makes its own table from a description, once per rule, for all calls.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ DTYPES: tuple[torch.dtype | None, ...] = (
 )  # fmt: skip
 
 
-# -- which way calls go -----------------------------------------------------------------------------------------------
+# -- the routes of calls ----------------------------------------------------------------------------------------------
 
 
 class ByRule(NamedTuple):
-    """Plain calls follow a rule's derivative, except those that are left to stock."""
+    """Plain calls use a rule's derivative, except those left to stock."""
 
     derivative: RuleDerivative
     defers: Callable[..., bool] | None
 
 
 class InPlaceByRule(NamedTuple):
-    """Plain calls of the operator's in-place form follow a rule's derivative, where it does not keep what is overwritten."""
+    """Plain calls of the operator's in-place form use a rule's derivative, unless it needs the overwritten values."""
 
     derivative: RuleDerivative
 
@@ -62,7 +62,7 @@ class InPlaceByRule(NamedTuple):
 class UnlessPlain(NamedTuple):
     """Plain calls are stock's; all others go to the general kernel.
 
-    A call with a list of tensors is plain where none of them requires grad, too.
+    A call with a list of tensors is plain only if none of them requires grad.
 
     Attributes:
         tensors: the places of the arguments to look at.
@@ -85,13 +85,13 @@ Way = ByRule | InPlaceByRule | UnlessPlain | InPython
 
 
 class Kind(IntEnum):
-    """Which field of a `Literal` holds the value."""
+    """The field of a `Literal` that holds the value."""
 
     NONE, BOOL, INT, FLOAT, STRING = range(5)
 
 
 class SourceKind(IntEnum):
-    """Where an argument of the compiled formula comes from."""
+    """The source of an argument of the compiled formula."""
 
     SAVED, CONSTANT, GRAD, LITERAL, NEEDED = range(5)
 
@@ -103,7 +103,7 @@ class Fact(IntEnum):
 
 
 class Deferral(IntEnum):
-    """Which tracked calls go to stock."""
+    """The tracked calls that go to stock."""
 
     NEVER, PYTHON_DECIDES, BUT_MANY_SMALL, ALWAYS, REAL, UNLESS_PLAIN, UNLESS_TRACKED, METADATA_DECIDES = range(8)
 
@@ -143,7 +143,7 @@ class Condition(ctypes.Structure):
 
 
 class Argument(ctypes.Structure):
-    """Where one argument of the compiled formula comes from."""
+    """The source of one argument of the compiled formula."""
 
     _fields_ = [("source", c_int64), ("index", c_int64), ("literal", Literal)]
 
@@ -152,7 +152,7 @@ Conditions, Arguments = _span(Condition), _span(Argument)
 
 
 class Compiled(ctypes.Structure):
-    """A compiled formula that is the whole vjp, and the calls that it serves: `CompiledVjp` by places."""
+    """A compiled formula that is the whole vjp, and its calls: `CompiledVjp` by places."""
 
     _fields_ = [
         ("formula", c_char_p),
@@ -177,7 +177,7 @@ class SavedFact(ctypes.Structure):
 
 
 class Use(ctypes.Structure):
-    """One formula of the rule: the saved tensors that it reads, and the inputs whose gradients it gives."""
+    """One formula of the rule: the saved tensors that it reads, and the inputs whose gradients it computes."""
 
     _fields_ = [("saved", Ints), ("inputs", Ints)]
 
@@ -258,7 +258,8 @@ LAYOUT: dict[str, Any] = {
 }
 
 
-# -- filled -------------------------------------------------------------------------------------------------------------
+# -- filling them
+# -------------------------------------------------------------------------------------------------------
 
 
 def _filled(span: Any, items: Iterable[Any]) -> Any:
@@ -278,24 +279,24 @@ def layer(rules: Sequence[tuple[int, int]], forward_modes: Sequence[tuple[int, i
 
 
 def describe_formula(number: int, derivative: ReferenceDerivative | SavedBackward) -> Rule:
-    """The description of a formula's calls, which follow its own derivative."""
+    """The description of a formula's calls, which use its own derivative."""
     found = Rule(version=VERSION, bytes=ctypes.sizeof(Rule), number=number, node=b"", in_python=True)
     if isinstance(derivative, ReferenceDerivative):
         found.records = Records.VJP
         _fill_places(found, derivative)
-    _fill_jvp(found, derivative)  # in which is also that no result is differentiable, where none is
+    _fill_jvp(found, derivative)  # also records if no result is differentiable
     return found
 
 
 def describe(number: int, way: Way) -> Rule:
-    """The description of how calls of one operator are served, under the number that its table gets."""
+    """The description of an operator's calls, under the number of its table."""
     found = Rule(version=VERSION, bytes=ctypes.sizeof(Rule), number=number, node=b"")
     if isinstance(way, ByRule):
         _fill(found, way.derivative, way.defers)
     elif isinstance(way, InPlaceByRule):
         _fill(found, way.derivative, None)
         found.in_place = not found.in_python
-        if found.in_python:  # where it is tracked; other writes are PyTorch's
+        if found.in_python:  # if tracked; other writes are PyTorch's
             found.in_python, found.defers = False, Deferral.UNLESS_TRACKED
     elif isinstance(way, UnlessPlain):
         found.defers = Deferral.UNLESS_TRACKED if way.untracked else Deferral.UNLESS_PLAIN
@@ -316,7 +317,7 @@ def _fill(found: Rule, derivative: RuleDerivative, defers: Callable[..., bool] |
     found.check_stock = derivative.strong_zero or defers is where_finite
     found.strong_zero = derivative.strong_zero
     found.selective = derivative.selective
-    if not derivative.checked:  # another package's formula may do anything
+    if not derivative.checked:  # another package's formula is unchecked
         found.records = Records.VJP if derivative.finite is None else Records.WHERE_FINITE
         if not derivative.strong_zero:
             _fill_jvp(found, derivative)
@@ -362,12 +363,12 @@ def _fill_jvp(found: Rule, derivative: RuleDerivative | ReferenceDerivative | Sa
 
 
 def _is_pushed(argument: Any) -> bool:
-    """Whether `value_at` gives the argument as Python has it."""
+    """Whether `value_at` returns the argument in its Python form."""
     return not any(kind in str(argument.real_type) for kind in ("Layout", "MemoryFormat"))
 
 
 def value_at(signature: Signature, place: int, value: Any) -> Any:
-    """The argument at a place, as the dispatcher hands it to Python; C++ has a dtype as a number."""
+    """The argument at a place, in the form that the dispatcher passes to Python; in C++ a dtype is a number."""
     if value is not None and "ScalarType" in str(signature.schema.arguments[place].real_type):
         return DTYPES[value]
     return value
@@ -386,7 +387,7 @@ def _deferral(defers: Callable[..., bool] | None) -> Deferral:
 
 
 def _is_simple(type_: Any) -> bool:
-    """Whether a value of this type of a schema is the same in C++ and, handed on, in Python."""
+    """Whether a value of this schema type is the same in C++ and in Python."""
     text = str(type_)
     while text.startswith(("Optional[", "List[")):
         text = text.partition("[")[2][:-1]

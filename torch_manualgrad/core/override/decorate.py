@@ -1,4 +1,4 @@
-"""A context around the body of a function, a generator or a coroutine: held while the body runs, and not in between."""
+"""A context around the body of a function, a generator or a coroutine, active only while the body runs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ __all__ = ["decorated"]
 def decorated(function: Any, context: Callable[[], AbstractContextManager[Any]]) -> Any:
     """``function`` with its body inside ``context()``.
 
-    A generator, a coroutine and an asynchronous generator enter it for each step: from being resumed until they yield
-    or wait.
+    A generator, a coroutine and an asynchronous generator enter it for each step, until they yield or wait.
 
     Args:
-        function: what is decorated.
-        context: called for each call, or each step; what it returns is entered and left around it.
+        function: the decorated function.
+        context: called for each call, or each step; its result is entered and left around it.
 
     Returns:
         A function of the same kind.

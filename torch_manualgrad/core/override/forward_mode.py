@@ -1,10 +1,10 @@
-"""Forward mode for operators that lack it: a replacement for calls in which an input has a tangent.
+"""Forward mode for operators that lack it: replaces calls in which an input has a tangent.
 
-All other calls stay PyTorch's, and so does reverse mode, except where a torch.func transform takes forward mode over
-reverse mode: the tensors that PyTorch's backward saved are constants there. There are three ways:
+All other calls stay PyTorch's, and so does reverse mode, except in forward mode over reverse mode of torch.func, where
+the tensors that PyTorch's backward saved are constants. There are three ways:
 
-- a decomposition, a Python function of differentiable operators that is run instead;
-- a rule, which is active for such calls only;
+- a decomposition, a Python function of differentiable operators that runs instead;
+- a rule, which is active only for such calls;
 - PyTorch's own reverse mode, transposed: u -> vjp(u) is linear, and its vjp at the tangents is the jvp.
 """
 
@@ -42,7 +42,7 @@ from ..schema import Signature, flatten, tensors_in, unflatten, with_tensors
 __all__ = ["ForwardMode", "by_decomposition", "by_derivative", "by_transposition"]
 
 _numbers = itertools.count(1)
-# One for each operator and function: compiled graphs are cached for each.
+# One per operator and function, because compiled graphs are cached for each.
 _once = functools.lru_cache(maxsize=1024)
 
 
@@ -54,7 +54,7 @@ class ForwardMode:
         how: "decomposition", "rule" or "transposition".
         run: ``(keyset, mode, values) -> result`` for calls in which an input has a tangent, or will have one when
             reverse mode is differentiated; returns NotImplemented to leave the call to PyTorch.
-        code: the `fingerprint` of what it runs.
+        code: the `fingerprint` of the code that it runs.
     """
 
     def __init__(self, op: Any, how: str, run: Callable[[Any, Mode, list[Any]], Any], code: str = "") -> None:
@@ -80,7 +80,7 @@ class ForwardMode:
 
 @_once
 def by_decomposition(op: Any, function: Callable[..., Any]) -> ForwardMode:
-    """``function`` in the place of ``op``; it takes every argument of the schema, those that are keyword-only by name."""
+    """``function`` instead of ``op``; it takes every argument of the schema, keyword-only ones by name."""
     signature = Signature(op._schema)
     returns = len(signature.returns)
 
@@ -109,7 +109,7 @@ def by_derivative(derivative: RuleDerivative) -> ForwardMode:
 
 
 def by_transposition(op: Any, differentiable: tuple[bool, ...] | None = None) -> ForwardMode:
-    """The operator's own reverse mode, transposed; ``differentiable`` says it of each output."""
+    """The transpose of the operator's own reverse mode; ``differentiable`` has a bool for each output."""
     return _by_transposition(op, differentiable, library_backward(op))
 
 
@@ -132,7 +132,7 @@ def _by_transposition(
 
 
 class _Transposed(Transposed):
-    """The derivative that autograd gives the operator at this level: the forward runs again under it for each derivative."""
+    """Autograd's derivative of the operator at this level: each derivative runs the forward again under it."""
 
     pure = False
 
@@ -172,7 +172,8 @@ class _Transposed(Transposed):
         return unflatten(found, lengths)
 
     def _vjp_of_duals(self, needed: Sequence[Any], tensors: Sequence[Any], static: Any, grads: Any) -> Sequence[Any]:
-        """The vjp of dual tensors, which the operator itself would hand back here: its tangents too by transposition."""
+        """The vjp of dual tensors, which the operator itself would pass back here: its tangents by transposition
+        too."""
         again, lists, count = torch.is_grad_enabled(), self.signature.output_lists, len(tensors)
         cotangents, lengths = flatten(grads, lists)
         known = [*tensors, *cotangents]
@@ -203,7 +204,7 @@ class _Transposed(Transposed):
 
 
 def _variable(x: Tensor) -> Tensor:
-    """A node of its own for an argument, as one tensor may stand for two."""
+    """A separate node for an argument, because one tensor may be two arguments."""
     if x.requires_grad:
         return x.view_as(x)
     return fresh_alias(x) if transposing() else x.detach().requires_grad_()

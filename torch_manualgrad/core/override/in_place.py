@@ -1,14 +1,12 @@
-"""The in-place form of an operator: ``x.renorm_(...)`` next to ``x.renorm(...)``.
+"""The in-place form of an operator: ``x.renorm_(...)`` for ``x.renorm(...)``.
 
-PyTorch differentiates it by a formula of its own. Under a rule it is the functional operator, with the rule's
-derivative, whose result is copied into the tensor: autograd knows what a copy is. Plain calls write to the tensor at
-once, so that a result that is kept is the tensor itself, and keep a copy of its old values only where the rule reads
-them.
+PyTorch differentiates it by a separate formula. Under a rule it is the functional operator, with the rule's derivative,
+and its result is copied into the tensor: autograd can differentiate a copy. Plain calls write to the tensor directly,
+so that a saved result is the tensor itself, and keep a copy of its old values only if the rule reads them.
 
-An operand may share memory with the tensor that is written to, as in ``x.mul_(x)``. PyTorch's forward mode then
-computes the tangent from values that are already overwritten, and so does reverse mode of lists (the ``_foreach``
-operators). Such an operand is copied first. This needs no rule. One that shares a part of its memory is refused, see
-`overlap`.
+An operand may share memory with the written tensor, as in ``x.mul_(x)``. PyTorch's forward mode then computes the
+tangent from overwritten values, and so does reverse mode of lists (the ``_foreach`` operators). Such an operand is
+copied first, even without a rule. One that shares only a part of its memory is refused, see `overlap`.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ class InPlace(NamedTuple):
 
 
 def in_place_form(functional: Any) -> Any | None:
-    """The ``OpOverload`` with ``_`` after its name and the same arguments, which writes to the first; None if there is none."""
+    """The ``OpOverload`` with ``_`` appended to the name and the same arguments, which writes to the first, or None."""
     namespace, _, name = functional._schema.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), f"{name}_", None)
     wanted = _arguments(functional)
@@ -56,16 +54,16 @@ def _arguments(op: Any) -> list[tuple[str, str]]:
 
 
 def in_place_operator(rule: Rule | ForwardMode) -> Any | None:
-    """The ``OpOverload`` that writes the rule's result into its first argument, and returns it; None if there is none."""
+    """The ``OpOverload`` that writes the rule's result into its first argument, and returns it, or None."""
     if len(rule.signature.returns) != 1 or not rule.signature.arguments[0].is_tensor:
-        return None  # a list of tensors stays PyTorch's
+        return None  # lists of tensors stay PyTorch's
     return in_place_form(rule.aten)
 
 
 def reading_written(rules: Iterable[Rule]) -> list[InPlace]:
-    """The operators whose derivative in PyTorch may read what they have overwritten.
+    """The operators whose derivative in PyTorch may read overwritten values.
 
-    They are the operators of several tensors whose derivative depends on one of them, and operators of several lists.
+    These are operators of several tensors whose derivative depends on one of them, and operators of several lists.
     """
     found = []
     for rule in rules:
@@ -97,14 +95,14 @@ def in_place_kernel(
     Args:
         functional: its functional form.
         op: the in-place operator.
-        stock: PyTorch's own kernel, ``(keyset, *args, **kwargs) -> result``. It takes the call where nothing is
-            differentiated, no rule is active, or the result does not fit into the tensor that is written to.
+        stock: PyTorch's own kernel, ``(keyset, *args, **kwargs) -> result``. It takes the call if nothing is
+            differentiated, no rule is active, or the result does not fit into the written tensor.
         active: the derivative of the rule, or the way of forward mode, that is active now; None if neither is.
-        copies_operands: whether operands that share memory with what is written to are copied now where no rule is
-            active.
+        copies_operands: whether operands that share memory with the written tensor are copied even without an active
+            rule.
 
     Returns:
-        ``(keyset, *args, **kwargs) -> the tensor that was written to``.
+        ``(keyset, *args, **kwargs) -> the written tensor``.
     """
     signature = Signature(functional._schema)
     written = signature.names[0]
@@ -139,7 +137,7 @@ def in_place_kernel(
                 if any(x.requires_grad for x in shared):
                     return stock(
                         keyset, *args, **kwargs
-                    )  # PyTorch knows which of these it refuses, at once or in the backward
+                    )  # PyTorch decides which of these it refuses, at once or in the backward
                 if shared:
                     values = _with_copies(signature, values)
                 derivative = derivative.in_place(values)
@@ -149,14 +147,14 @@ def in_place_kernel(
                     return write(values, *[values[i] for i in signature.tensor_like])
                 values = [target.clone(), *values[1:]]
                 return write(values, *[values[i] for i in signature.tensor_like], target)
-        # what a backward reads must not be what is written to; the copy also writes to the tangent, which one may read, at
-        # this level or at one that is further out
+        # a backward must not read the written tensor; the copy also writes to the tangent, which a backward may read at
+        # this level or an outer one
         copied = keeps or mode is not Mode.PLAIN_REVERSE
         if mode is not Mode.PLAIN_REVERSE:
             values = _with_copies(signature, values)
         inputs, named = signature.split([target.clone() if copied else target, *values[1:]])
         result = functional(*inputs, **named)
-        if result.shape != target.shape:  # PyTorch's addbmm_ makes a view larger, over memory that is not its own
+        if result.shape != target.shape:  # PyTorch's addbmm_ enlarges a view over memory outside of it
             raise RuntimeError(
                 f"{op.name()}: output with shape {list(target.shape)} doesn't match the broadcast shape {list(result.shape)}"
             )
@@ -168,7 +166,7 @@ def in_place_kernel(
 
 
 def _with_copies(signature: Signature, values: Sequence[Any]) -> list[Any]:
-    """The values, with a copy of every operand that lies on the storage of a tensor that is written to."""
+    """The values, with a copy of every operand on the storage of a written tensor."""
     written = {storage._cdata for x in tensors_in(values[:1]) if (storage := storage_of(x)) is not None}
 
     def safe(x: Any) -> Any:
@@ -186,29 +184,29 @@ def _with_copies(signature: Signature, values: Sequence[Any]) -> list[Any]:
 
 
 def _takes_any_result(target: Tensor, values: Sequence[Any]) -> bool:
-    """Whether the result has its dtype, and only the autograd of this tensor depends on the write."""
+    """Whether the result has its dtype, and the write affects no other tensor's autograd."""
     if not is_differentiable(target) or is_view(target) or target.is_leaf and target.requires_grad:
         return False
     return all(is_dense(x) and (x.dtype is target.dtype or not is_differentiable(x)) for x in tensors_in(values[1:]))
 
 
 def _reading_what_is_written(values: Sequence[Any]) -> list[Tensor]:
-    """The arguments that lie where the result will."""
+    """The arguments that share memory with the result."""
     written = values[0].untyped_storage().data_ptr()
     return [x for x in tensors_in(values[1:]) if x.untyped_storage().data_ptr() == written]
 
 
 def _function(derivative: RuleDerivative, op: Any, keeps: bool) -> Callable[..., Any] | None:
-    found = derivative.in_place_functions  # kept there, as the derivative may be of a rule that goes
+    found = derivative.in_place_functions  # stored there, because the rule of the derivative may be released
     if (op, keeps) not in found:
         found[op, keeps] = _made(derivative, op, keeps)
     return found[op, keeps]
 
 
 def _made(derivative: RuleDerivative, op: Any, keeps: bool) -> Callable[..., Any] | None:
-    """``(values, *tensors) -> the tensor that was written to``; None where the rule has a primal of its own.
+    """``(values, *tensors) -> the written tensor``; None if the rule has its own primal.
 
-    Where the derivative keeps what stood there, that is among the values, and the last of the tensors is written to.
+    If the derivative keeps the old values, they are among ``values``, and the last tensor is written to.
     """
     if derivative.forward is not None or functions(derivative).plain is None:
         return None

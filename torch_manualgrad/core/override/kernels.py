@@ -1,9 +1,8 @@
-"""Our kernels for operators that others define: registered once, and kept for the life of the process.
+"""Our kernels for operators of other libraries: registered once, and kept for the life of the process.
 
-The dispatcher frees a kernel the moment its registration goes, although another thread may be inside it, and nothing in
-Python sees every thread (those of C++ and of the autograd engine). So kernels stay
-registered, and their effect is switched on and off: while no rule is active for an operator, its kernel forwards the call
-to PyTorch's.
+The dispatcher frees a kernel as soon as it is unregistered, although another thread may be inside it, and Python cannot
+see every thread (those of C++ and of the autograd engine). So kernels stay registered, and their effect is switched on
+and off: while no rule is active for an operator, its kernel forwards the call to PyTorch's.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ Kernel = Callable[..., Any]
 
 
 class Suspension(threading.local):
-    """``with suspension():`` something is off inside the block, on this thread; blocks nest, and `depth` counts them."""
+    """``with suspension():`` switches something off on this thread; blocks nest, and `depth` counts them."""
 
     depth = 0
 
@@ -77,7 +76,7 @@ class _WithoutOverrides(Suspension):
         super().__exit__(*exception)
 
 
-without_overrides = _WithoutOverrides()  # eager calls inside are PyTorch's own, whatever is active: to compare with
+without_overrides = _WithoutOverrides()  # eager calls inside are PyTorch's own, whatever is active, for comparisons
 
 
 class Registration:
@@ -85,12 +84,12 @@ class Registration:
 
     Attributes:
         stock: PyTorch's own kernel, called as ``stock(keyset, *args, **kwargs)``.
-        may_take_numbers: an argument that the schema calls a Tensor may come as a Python number, as in ``x * 2``.
+        may_take_numbers: whether a Python number may be passed for a Tensor of the schema, as in ``x * 2``.
 
     Args:
         op: the ``OpOverload``.
         key: the dispatch key, or an alias of several such as "Autograd".
-        at: the key at which PyTorch's own kernel is found, if ``key`` is an alias.
+        at: the key of PyTorch's own kernel, if ``key`` is an alias.
     """
 
     def __init__(self, op: Any, signature: Signature, key: str, at: str | None = None) -> None:
@@ -103,22 +102,22 @@ class Registration:
         self._library: Any = None
 
     def register(self, kernel: Kernel) -> None:
-        """Put ``kernel(keyset, *args, **kwargs)`` into the dispatcher.
+        """Register ``kernel(keyset, *args, **kwargs)`` with the dispatcher.
 
-        Only once for an operator and key, in all of the process: under a dispatch mode PyTorch calls the Python kernel
-        that was registered last, whichever of several was meant.
+        Only once per operator and key in the process: under a dispatch mode PyTorch calls the Python kernel registered
+        last, even if another one is meant.
         """
         if (op := defined(self.name)) is not None:
             op.cover()
         self._library = _library(
             self.name
-        )  # before anything is registered: an interrupt then leaves what can be released
+        )  # before anything is registered, so that everything can be released after an interrupt
         _register(self._library, self.name, kernel, self._key)
         if self._on_dense_numbers and not _before_functorch:
             _keep_numbers_from_functorch()
 
     def release(self) -> None:
-        """Take the kernel away, if there is one. A thread that is inside of it crashes."""
+        """Unregister the kernel, if there is one. A thread inside of it crashes."""
         if self._library is not None:
             release(self._library)
             self._library = None
@@ -133,7 +132,7 @@ def _library(name: str) -> torch.library.Library:
 
 def _register(library: torch.library.Library, name: str, kernel: Kernel, key: str) -> None:
     short = name.partition("::")[2]
-    with warnings.catch_warnings():  # PyTorch says once a process that a kernel is overridden: that is the point
+    with warnings.catch_warnings():  # PyTorch warns once per process that a kernel is overridden, which is intended
         warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
         library.impl(short, skipped_by_dynamo(kernel), key, with_keyset=True, allow_override=True)
 
@@ -152,7 +151,7 @@ def _with_tensors(signature: Signature, own: Kernel) -> Kernel:
 
 
 def _is_pointwise(op: Any) -> bool:
-    """Of several tensors; other names of such operators, as subtract of sub, are composite, and not marked as pointwise."""
+    """Whether it is a pointwise operator of several tensors. Aliases, such as subtract, are composite: not marked."""
     tensors = _tensors(op._schema)
     return len(tensors) > 1 and (torch.Tag.pointwise in op.tags or tensors == ["self", "other"] and is_composite(op))
 
@@ -174,10 +173,10 @@ _before_functorch: list[torch.library.Library] = []
 
 
 def _keep_numbers_from_functorch() -> None:
-    """Make numbers among tensors plain tensors before functorch has them, in every pointwise operator.
+    """Turn numbers among tensors into plain tensors before functorch sees them, in every pointwise operator.
 
-    To functorch such a number is a tensor, which it wraps. No Python kernel can be given that one: it is to be read as
-    a number again, and has no data. It may have entered by another operator, and come to ours in that one's derivative.
+    functorch wraps such a number as a tensor, which cannot be passed to a Python kernel: it would be read as a number,
+    but has no data. It may reach our operators through the derivative of another one.
     """
     for op in operators("aten", _may_be_pointwise, out=False):
         if _is_pointwise(op):
@@ -190,7 +189,7 @@ def _keep_numbers_from_functorch() -> None:
 
 
 def _release_numbers() -> None:
-    """Undo what the first rule of a pointwise operator has done to numbers, where none is registered any more."""
+    """Undo `_keep_numbers_from_functorch` if no rule of a pointwise operator is registered any more."""
     compiled_calls.detach_before_functorch()
     while _before_functorch:
         release(_before_functorch.pop())
@@ -202,12 +201,12 @@ _operators: dict[str, _Operator] = {}  # every operator that a rule has ever act
 _in_place: dict[str, _InPlaceOperator] = {}  # every in-place operator with a kernel of ours
 
 
-@functools.lru_cache(maxsize=128)  # so that entering again costs a look-up
+@functools.lru_cache(maxsize=128)  # so that entering again is a look-up
 def in_calls(layer: Layer, _rules: int) -> compiled_calls.CallsLayer:
     """The layer in the library of calls, with its operators registered. ``_rules`` is the version of `rules`."""
     _ensure_registered(layer)
     by_rule: list[compiled_calls.Served] = []
-    others: list[compiled_calls.Served] = []  # where no layer has a rule for the operator
+    others: list[compiled_calls.Served] = []  # if no layer has a rule for the operator
     table = resolved((layer,)).table
     for name, acting in table.items():
         derivative = acting.derivative
@@ -234,12 +233,12 @@ def in_calls(layer: Layer, _rules: int) -> compiled_calls.CallsLayer:
 class _Registered:
     """An operator with a kernel of ours at the dispatcher key Autograd.
 
-    `release` takes back a `register` that was interrupted after any of its steps.
+    `release` undoes a `register` that was interrupted after any step.
     """
 
     def __init__(self, op: Any, signature: Signature) -> None:
         self.signature, self._op = signature, op
-        # PyTorch's kernel of a composite operator stands at each device's key, before the one for all of them
+        # PyTorch's kernel of a composite operator is at each device's key, before the common one
         self._composite = is_composite(op)
         key = "AutogradCPU" if self._composite else "Autograd"
         self.registration = Registration(op, signature, key, at="AutogradCPU")
@@ -340,7 +339,7 @@ class _Operator(_Registered):
 
 
 def _differentiable(values: Sequence[Any], places: Sequence[int]) -> bool | None:
-    """Whether one requires grad of what are all plain dense tensors, or absent; None if they are something else."""
+    """Whether one requires grad, if all are plain dense tensors or absent; otherwise None."""
     grad = False
     for i in places:
         x = values[i]
@@ -355,7 +354,7 @@ def _differentiable(values: Sequence[Any], places: Sequence[int]) -> bool | None
 
 
 def _ensure_registered(layer: Layer) -> None:
-    """Put the kernels of a layer in place. They pass calls on until it is active."""
+    """Register the kernels of a layer. They forward calls until it is active."""
     acting: tuple[Rule | ForwardMode, ...] = (*layer.rules, *layer.forward_modes)
     for one in acting:
         _register_once(_operators, one.name, functools.partial(_Operator, one))
@@ -372,7 +371,7 @@ def _ensure_registered(layer: Layer) -> None:
 def _register_once(table: dict[str, Any], name: str, make: Callable[[], _Registered]) -> None:
     found = table.get(name)
     if found is None or not found.complete:
-        if found is not None:  # an interrupt has left it half registered
+        if found is not None:  # an interrupt left it half registered
             found.release()
         table[name] = found = make()
         found.register()

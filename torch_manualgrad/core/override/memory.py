@@ -1,13 +1,13 @@
-"""``override(memory=True)``: results that cost little are computed again in the backward, from what their nodes save.
+"""``override(memory=True)``: the backward recomputes cheap results from the tensors that their nodes save.
 
-Linear saves gelu(x) although the node of gelu saves x. Hooks on saved tensors keep a recipe there: the operator, and what
-its node keeps. The hooks are given a tensor with its ``grad_fn``, so that recipes are found from the graph alone:
+Linear saves gelu(x) although the node of gelu saves x. Hooks on saved tensors keep a recipe instead: the operator, and
+the tensors of its node. The hooks receive a tensor with its ``grad_fn``, so recipes follow from the graph:
 
     Kept     a tensor, with the version at which it was saved
     Recipe   an operator and its arguments, which are `Kept` or recipes again
 
-All arguments are kept by the nodes in any case. Where the graph does not say what the value of an argument was (the bias
-of a batch normalization, the input of relu), the recipe is compared with the result, bit by bit, before it replaces it.
+The nodes keep all arguments in any case. If the graph does not have the value of an argument (the bias of a batch
+normalization, the input of relu), the recipe is compared with the result bitwise before it replaces it.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ __all__ = ["DEEPEST", "SMALLEST", "Kept", "Packed", "Recipe"]
 
 refuse_reload(globals())
 
-SMALLEST = 4096  # bytes; to keep less is not worth the time of Python
-DEEPEST = 3  # operators in a chain of recipes: the next result is kept, so that the backward computes little twice
-CACHE = 1 << 20  # bytes that are compared at a time
+SMALLEST = 4096  # bytes; smaller tensors are not worth the time of Python
+DEEPEST = 3  # operators in a chain of recipes; the next result is kept, to limit recomputation
+CACHE = 1 << 20  # bytes compared at a time
 
-_SOURCE = "torch_manualgrad.memory"  # in the metadata of a node: a weak reference to what has its result
+_SOURCE = "torch_manualgrad.memory"  # in the metadata of a node: a weak reference to the holder of its result
 
 
 class Kept:
-    """A saved tensor, as PyTorch keeps it: with its version, if writes to it are errors.
+    """A saved tensor, like PyTorch's: with its version, if writes to it are errors.
 
     Most saved tensors are packed as this object itself, which costs less than a `Packed`.
     """
@@ -70,7 +70,7 @@ class Kept:
 
     def __init__(self, tensor: Tensor, version: int | None) -> None:
         self.tensor, self.version = tensor, version
-        self.replaced: Packed | None = None  # a recipe of the same tensor, which is no longer kept here
+        self.replaced: Packed | None = None  # a recipe for the same tensor, which is no longer kept here
 
     def is_unchanged(self) -> bool:
         return self.version is not None and version_of(self.tensor) == self.version
@@ -89,7 +89,7 @@ class Kept:
         )
 
     def replace(self, recipe: Recipe) -> None:
-        """Give the memory of the tensor back; the recipe computes it."""
+        """Release the memory of the tensor; the recipe computes it."""
         self.replaced = Packed(recipe)
         self.tensor = _NOTHING
 
@@ -105,7 +105,7 @@ _NOTHING = torch.empty(0, device="cpu")
 
 
 class Recipe:
-    """A result that is computed when it is read, and kept until all that have saved it have read it."""
+    """A result that is computed when it is read, and kept until all nodes that saved it have read it."""
 
     __slots__ = (
         "__weakref__",
@@ -128,9 +128,9 @@ class Recipe:
         self.entry, self.sources, self.constants, self.certain = entry, tuple(sources), tuple(constants), certain
         self.depth: int = 1 + max(x.depth for x in self.sources if x is not None)
         self.version = 0
-        self.strides: tuple[int, ...] | None = None  # of the result; None: as the call gives them
+        self.strides: tuple[int, ...] | None = None  # of the result; None: those of the call
         self._readers: set[int] = set()
-        self._pending: set[int] = set()  # of the readers, those that have not read the value
+        self._pending: set[int] = set()  # the readers that have not read the value yet
         self._value: Tensor | None = None
         self._lock = threading.RLock()
 
@@ -147,7 +147,7 @@ class Recipe:
         return value
 
     def call(self, arguments: Sequence[tuple[Tensor | None, bool]], part: bool = False) -> Tensor:
-        """The result of arguments, each with whether nobody else has it: then the result may take its memory."""
+        """The result for arguments, each with whether it is unshared, so that the result may reuse its memory."""
         values = [value for value, _ in arguments]
         function = self.entry.call
         for i, in_place in self.entry.in_place.items():
@@ -163,13 +163,13 @@ class Recipe:
 
     @property
     def is_held(self) -> bool:
-        """Whether its value, once read, waits for other readers."""
+        """Whether its value is kept for other readers."""
         return self._value is not None
 
     def count(self, reader: Packed) -> None:
         self._readers.add(id(reader))
 
-    def forget(self, reader: Packed) -> None:  # without the lock, as the garbage collector calls it anywhere
+    def forget(self, reader: Packed) -> None:  # without the lock, because the garbage collector may call it anywhere
         self._readers.discard(id(reader))
         self._pending.discard(id(reader))
         if not self._pending:
@@ -189,7 +189,7 @@ Source = Kept | Recipe
 
 
 class Packed:
-    """What the graph has in the place of one saved tensor: a recipe, and which view of its value the tensor is."""
+    """The graph's replacement of one saved tensor: a recipe, and the view of its value that the tensor is."""
 
     __slots__ = ("recipe", "view")
 
@@ -214,7 +214,7 @@ class Packed:
 
 
 def _source_of(packed: Any) -> Source | None:
-    """The whole value of what a hook has packed; None if it is another's, or a view of a recipe's value."""
+    """The source of a packed value; None if another hook packed it, or it is a view of a recipe's value."""
     if isinstance(packed, Kept):
         return packed if packed.replaced is None else packed.replaced.recipe
     return packed.recipe if isinstance(packed, Packed) and packed.view is None else None
@@ -222,7 +222,7 @@ def _source_of(packed: Any) -> Source | None:
 
 @contextmanager
 def _forward_again() -> Iterator[None]:
-    """As in the kernel of a forward: nothing is tracked, cast or saved."""
+    """Like in the kernel of a forward: nothing is tracked, cast or saved."""
     if is_autocast_enabled():
         with set_autocast_off(), torch.no_grad(), below_autograd():
             yield
@@ -237,7 +237,7 @@ def _forward_again() -> Iterator[None]:
 @skipped_by_dynamo
 def _pack(tensor: Tensor) -> Kept | Packed:
     node = tensor.grad_fn
-    # a result that its own node saves comes with its grad_fn, too: to keep that would be a cycle that is never freed
+    # a result saved by its own node also has its grad_fn: keeping that would make a cycle that is never freed
     own = tensor if node is None else tensor.detach()
     if type(tensor) not in PLAIN or in_functorch() or tensor.is_inference() or is_functorch_wrapped(tensor):
         return Kept(own, None)
@@ -269,7 +269,7 @@ def _has_its_bits(view: Tensor, whole: Tensor) -> bool:
 
 
 def _may_recompute(tensor: Tensor) -> bool:
-    """Not with tangents, under a tracer, or after the block was left on another thread."""
+    """False with tangents, under a tracer, or after the block was left on another thread."""
     plain = tensor.layout is torch.strided and only_autograd() and not values_hidden()
     return plain and threading.get_ident() in _threads
 
@@ -277,7 +277,7 @@ def _may_recompute(tensor: Tensor) -> bool:
 @skipped_by_dynamo
 def _unpack(packed: Kept | Packed) -> Tensor:
     if isinstance(packed, Kept):
-        if packed.replaced is None:  # as `Kept.read`, without a call: most saved tensors come here
+        if packed.replaced is None:  # `Kept.read` inlined, for most saved tensors
             tensor, version = packed.tensor, packed.version
             return tensor if version is None or version_of(tensor) == version else packed.read()
         packed = packed.replaced
@@ -307,7 +307,7 @@ def _remembered(node: Any) -> Source | None:
 
 
 def _recipe_of(x: Tensor) -> Recipe | None:
-    """A recipe of a tensor that is no view; None if there is none, or none that pays."""
+    """A recipe for a tensor that is not a view; None if there is none, or it is not worth it."""
     node = x.grad_fn
     entry = recomputables.get(type(node).__name__)
     if entry is None or x.output_nr != 0:
@@ -318,11 +318,11 @@ def _recipe_of(x: Tensor) -> Recipe | None:
     result = None
     if entry.result is not None:
         result = packed_by(node, entry.result)
-        if result is HIDDEN:  # a C++ node of a rule: what it has saved came first
+        if result is HIDDEN:  # a C++ node of a rule: its saved tensors came first
             result = known
         if not _is_kept_result(result, x):
             return None
-    elif version_of(x) != 0:  # written to since
+    elif version_of(x) != 0:  # modified since
         return None
     recipe = _made(node, entry, x)
     if recipe is None or recipe.depth > DEEPEST or not (recipe.certain or _gives_the_bits_of(recipe, x)):
@@ -335,7 +335,7 @@ def _recipe_of(x: Tensor) -> Recipe | None:
 
 
 def _is_kept_result(result: Any, x: Tensor) -> bool:
-    """Whether a node has saved just this tensor, as it is now, by our hooks."""
+    """Whether a node has saved exactly this tensor, in its current version, by our hooks."""
     if not isinstance(result, Kept) or result.replaced is not None or not result.is_unchanged():
         return False
     y = result.tensor
@@ -343,7 +343,7 @@ def _is_kept_result(result: Any, x: Tensor) -> bool:
 
 
 def _gives_the_bits_of(recipe: Recipe, x: Tensor) -> bool:
-    """By some rows at a time, which stay in the processor's cache; as a whole where a result depends on other rows."""
+    """Compares a few rows at a time, which stay in the cache; everything if a result depends on other rows."""
     with _forward_again():
         count = x.shape[0] if x.dim() else 1
         step = max(1, count * CACHE // max(1, x.nbytes))
@@ -359,11 +359,11 @@ def _gives_the_bits_of(recipe: Recipe, x: Tensor) -> bool:
         return _bits(_evaluated(recipe)[0], x)
 
 
-Rows = tuple[torch.Size, int, int]  # of tensors of this shape, those from the second number on, as many as the third
+Rows = tuple[torch.Size, int, int]  # of tensors of this shape: the first row, and the number of rows
 
 
 def _evaluated(source: Source, rows: Rows | None = None) -> tuple[Tensor, bool]:
-    """A value that nothing keeps, or some of its rows; and whether nobody else has it."""
+    """A value that is not kept, or some of its rows, and whether it is unshared."""
     if isinstance(source, Kept):
         value = source.read()
         return value.narrow(0, *rows[1:]) if rows is not None and value.shape == rows[0] else value, False
@@ -378,7 +378,7 @@ if os.name == "posix":
 
 
 def _bits(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors have the same bits: also those of nan, and of zero."""
+    """Whether two tensors are bitwise identical, including nan and signed zeros."""
     if x.dtype is not y.dtype or x.shape != y.shape:
         return False
     if _compare is not None and x.is_cpu and x.is_contiguous() and y.is_contiguous():
@@ -390,8 +390,8 @@ def _bits(x: Tensor, y: Tensor) -> bool:
 
 
 def _made(node: Any, entry: Recomputable, x: Tensor | None) -> Recipe | None:
-    """The recipe of a node's first result; ``x`` is the result, where it is at hand."""
-    certain, sources = not hasattr(node, "saved_tensors"), []  # in Python: a rule's, perhaps with its own forward
+    """The recipe of a node's first result; ``x`` is the result, if available."""
+    certain, sources = not hasattr(node, "saved_tensors"), []  # a Python node: a rule's, perhaps with its own forward
     for argument in entry.arguments:
         found, sure = _source(node, argument)
         if found is None and not argument.optional:
@@ -423,7 +423,7 @@ def _of_dtype(source: Source | None, dtype: torch.dtype) -> bool:
 
 
 def _source(node: Any, argument: Argument) -> tuple[Source | None, bool]:
-    """What has an argument of a call, and whether that is certain to be the value that the call had."""
+    """The source of an argument of a call, and whether it is certain to have the value of the call."""
     if argument.name is not None:
         packed = packed_by(node, argument.name)
         if isinstance(packed, Kept | Packed):
@@ -434,7 +434,7 @@ def _source(node: Any, argument: Argument) -> tuple[Source | None, bool]:
         if packed is None and (argument.edge is None or argument.optional):
             return None, True
         if isinstance(packed, Tensor) and not packed.dim() and not packed.requires_grad:
-            return Kept(packed, version_of(packed)), False  # a number, which hooks are not given
+            return Kept(packed, version_of(packed)), False  # a number, which hooks do not receive
         if packed is not None and packed is not HIDDEN:  # saved outside of the block
             return None, False
     if argument.edge is None or argument.edge >= len(node.next_functions):
@@ -444,7 +444,7 @@ def _source(node: Any, argument: Argument) -> tuple[Source | None, bool]:
 
 
 def _result_of(node: Any, number: int) -> Source | None:
-    """What has the result of a node, or computes it."""
+    """The source of a node's result: holds it, or computes it."""
     variable = getattr(node, "variable", None)
     if variable is not None:  # a leaf
         plain = type(variable) in PLAIN and variable.layout is torch.strided
@@ -462,7 +462,7 @@ def _result_of(node: Any, number: int) -> Source | None:
     return _made(node, entry, None)
 
 
-# -- which threads have the hooks -------------------------------------------------------------------------------------
+# -- the threads with the hooks ---------------------------------------------------------------------------------------
 
 
 class _Here(threading.local):
@@ -470,7 +470,7 @@ class _Here(threading.local):
 
 
 _here = _Here()
-_threads: frozenset[int] = frozenset()  # those that are inside of such a block
+_threads: frozenset[int] = frozenset()  # those inside of such a block
 _following_refusals = False
 
 
@@ -494,7 +494,7 @@ def _follow() -> None:
 
 
 def _step_aside() -> None:
-    """Before torch.func refuses hooks."""
+    """Called before torch.func refuses hooks."""
     hooks = saved_hooks_here()
     if _here.put and hooks is not None and hooks[0] is _pack:
         _here.put = False

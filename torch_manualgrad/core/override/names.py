@@ -1,7 +1,7 @@
 """Looks up rules by name: those of an operator, or of every operator that a PyTorch function reaches.
 
-``torch.linalg.svd`` is composite: autograd sees ``aten::_linalg_svd``, which has the rule. The table `operators_of`
-says so for each public function.
+``torch.linalg.svd`` is composite: autograd sees ``aten::_linalg_svd``, which has the rule. The table `operators_of` has
+the operators of each public function.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def choose(names: Sequence[Any], strong_zero: bool = False) -> Chosen:
         strong_zero: as for `install`: without names, it includes the rules that have strong zeros.
 
     Raises:
-        KeyError: nothing has that name; the message names the nearest.
+        KeyError: nothing has that name; the message suggests the nearest.
         TypeError: an entry is not a name, a function, an operator of torch.ops, a rule or a replacement.
     """
     find = _remembered if all(isinstance(name, Hashable) for name in names) else _choose
@@ -58,7 +58,7 @@ def _choose(names: tuple[Any, ...], strong_zero: bool, _rules: int, _replacement
     )
 
 
-# To enter an override again costs a look-up.
+# Entering an override again is a look-up.
 _remembered = functools.lru_cache(maxsize=128)(_choose)
 
 
@@ -77,14 +77,14 @@ def _find(name: Any) -> Sequence[Rule | Replacements]:
 
 
 def rules_named(name: str) -> list[Rule]:
-    """The rules of the operator of that name, of all its overloads where none is given, and of what a function reaches.
+    """The rules of the operator of that name (by default all overloads), and of those that a function reaches.
 
     Args:
         name: ``"aten::dist"`` is the operator alone; ``"norm"`` the operators of that name and all that ``torch.norm``
             reaches.
 
     Returns:
-        The rules; none if there are none.
+        The rules; may be empty.
     """
     found = _of_operator(_full(name))
     if "::" not in name or not found:
@@ -94,7 +94,7 @@ def rules_named(name: str) -> list[Rule]:
 
 
 def _of_operator(full: str) -> list[Rule]:
-    """The rule of that operator; without an overload in its name, those of all its overloads if it has none itself."""
+    """The rule of that operator; without an overload in the name, and without its own rule, those of all overloads."""
     return [rules[full]] if full in rules else [r for n, r in rules.items() if n.startswith(f"{full}.")]
 
 
@@ -155,7 +155,7 @@ def _name_of(given: Any) -> str:
 
 def _rules_of(given: Any) -> list[Rule]:
     found = list(choose((given,)).rules)
-    if not found:  # a name of replacements alone
+    if not found:  # a name of replacements only
         raise KeyError(missing(str(given)))
     return found
 

@@ -1,8 +1,8 @@
-"""Refuses a write in place whose operand lies in part where the result will.
+"""Refuses an in-place write whose operand partly overlaps the result.
 
-The result depends on the order of the writes then, and has no derivative. PyTorch refuses such an operand if both
+The result then depends on the order of the writes, and has no derivative. PyTorch refuses such an operand if both
 tensors are dense, and writes otherwise, as in ``x[..., ::2].mul_(x[..., 1:4])``. An operand that is the tensor itself
-is right: each element is read before it is written.
+is allowed: each element is read before it is written.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from ..schema import Signature, tensors_in
 
 __all__ = ["refuse_partial_overlap"]
 
-_MOST = 2**20  # up to so many elements, the places of all are compared
+_MOST = 2**20  # up to this number of elements, all places are compared
 
 
 def refuse_partial_overlap(op: Any, signature: Signature, values: Sequence[Any]) -> None:
     """Raise if an argument shares a part of its memory with the first one, which is written to.
 
-    Tensors of other strides that have more than `_MOST` elements together are not compared: PyTorch decides about
-    these.
+    Tensors with different strides and more than `_MOST` elements together are not compared: PyTorch decides.
 
     Args:
         op: the operator.
@@ -34,7 +33,7 @@ def refuse_partial_overlap(op: Any, signature: Signature, values: Sequence[Any])
         values: its arguments.
 
     Raises:
-        RuntimeError: an element of an argument is written to before it is read, or after it, depending on the order.
+        RuntimeError: the order decides whether an element of an argument is written before it is read.
     """
     written = values[0]
     storage = storage_of(written)
@@ -53,7 +52,7 @@ def refuse_partial_overlap(op: Any, signature: Signature, values: Sequence[Any])
 
 
 def _is_filled_in(name: str, values: Sequence[Any], i: int) -> bool:
-    """Whether this is the value of a fill, which is read once, before anything is written: of ``x[mask] = value`` too."""
+    """Whether this is the value of a fill, read once before any write; also of ``x[mask] = value``."""
     if name == "values" and isinstance(values[i], Tensor) and values[i].numel() == 1:
         return (
             all(index is None or index.dtype is torch.bool for index in tensors_in(values[1:i])) and values[-1] is False
@@ -62,7 +61,7 @@ def _is_filled_in(name: str, values: Sequence[Any], i: int) -> bool:
 
 
 def _overlaps(written: Tensor, x: Tensor) -> bool:
-    """Whether an element of ``x`` is another one of ``written``, not that at its own place."""
+    """Whether an element of ``x`` shares memory with an element of ``written`` at another position."""
     alike = written.dtype == x.dtype
     if alike and (x.shape, x.stride(), x.storage_offset()) == (
         written.shape,
@@ -80,10 +79,10 @@ def _overlaps(written: Tensor, x: Tensor) -> bool:
         sizes = sorted(zip(written.stride(), written.shape), reverse=True)
         return _is_between(int(x.storage_offset()) - int(written.storage_offset()), sizes)
     if written.numel() + x.numel() > _MOST:
-        return False  # to compare all places would take longer than the operator
+        return False  # comparing all places would take longer than the operator
     step = math.gcd(*strides, *other_strides)
     if alike and step and (first - other_first) % step:
-        return False  # as two columns of a matrix
+        return False  # like two columns of a matrix
     if alike and _expands(x, written):
         at, read = _places(written, unit), _places(x.expand_as(written), unit)
         return bool((torch.isin(read, at) & (read != at)).any())
@@ -91,7 +90,7 @@ def _overlaps(written: Tensor, x: Tensor) -> bool:
 
 
 def _is_between(distance: int, sizes: list[tuple[int, int]]) -> bool:
-    """Whether two elements of a tensor with these strides and sizes are that far from each other."""
+    """Whether two elements of a tensor with these strides and sizes have this distance."""
     if not sizes:
         return distance == 0
     (stride, size), *inner = sizes
@@ -103,7 +102,7 @@ def _is_between(distance: int, sizes: list[tuple[int, int]]) -> bool:
 
 
 def _span(x: Tensor, unit: int) -> tuple[int, int, list[int]]:
-    """The first and the last place, and the strides, all in units of so many bytes."""
+    """The first and the last place, and the strides, in multiples of ``unit`` bytes."""
     size = x.element_size() // unit
     strides = [size * s for n, s in zip(x.shape, x.stride()) if n > 1]
     first = size * int(x.storage_offset())

@@ -16,7 +16,7 @@ from .. import activation
 from ..engine import sharding
 from ..once import refuse_reload
 from ..rule.definition import Rule, rules
-from . import compiled_calls, memory as _memory  # noqa: F401  # it follows the active handles
+from . import compiled_calls, memory as _memory  # noqa: F401  # it depends on the active handles
 from .decorate import decorated
 from .forward_mode import ForwardMode
 from .kernels import in_calls, release_all_but
@@ -59,7 +59,7 @@ class Handle(activation.ActiveHandle):
     ) -> None:
         self.names = tuple(names)
         self.installed = installed
-        # a handle for forward mode alone changes nothing else
+        # a handle only for forward mode changes nothing else
         every = not forward_modes and (not names or any(isinstance(name, str) and name == "*" for name in names))
         self.layer = Layer(*chosen, forward, strong_zero, bool(names), tuple(forward_modes), copies_operands=every)
         if scope == "thread":
@@ -69,7 +69,7 @@ class Handle(activation.ActiveHandle):
             self.packs_on = threading.get_ident()
         with activation.lock:
             sharding.ensure_registered()  # distributed tensors may have been imported since the last entry
-            self._in_calls = in_calls(self.layer, rules.version)  # kept as long as this is
+            self._in_calls = in_calls(self.layer, rules.version)  # kept as long as this handle
         self.number = self._in_calls.number
 
     def __repr__(self) -> str:
@@ -100,11 +100,11 @@ class Handle(activation.ActiveHandle):
         return self.layer.forward_modes if self.is_active else ()
 
     def activate(self) -> None:
-        """Activate these, as a whole or not at all."""
+        """Activate these, all or none."""
         activation.activate(self)
 
     def remove(self) -> None:
-        """Take these away; others that were installed before or after stay. Removing twice does nothing."""
+        """Deactivate these; others, installed before or after, stay. Removing twice does nothing."""
         if self.is_active:
             activation.deactivate(self)
 
@@ -115,10 +115,10 @@ def install(
     """Let rules replace the derivatives of operators until ``handle.remove()``.
 
     It acts on the whole process, on every thread and on composite callers too (torch.norm reaches
-    linalg_vector_norm). Of several rules for one operator the one installed last is active. A tensor computed under a
-    rule keeps that rule's backward. A kernel, once registered, stays for the life of the process, because a call may be
-    in flight in another thread. After `Handle.remove` it forwards calls to PyTorch, which costs each a few microseconds
-    without the library of csrc/calls. `unregister` gives such operators back to PyTorch. `uninstall` removes all
+    linalg_vector_norm). Of several rules for one operator the last one installed is active. A tensor computed under a
+    rule keeps that rule's backward. A registered kernel stays for the life of the process, because a call may be in
+    flight in another thread. After `Handle.remove` it forwards calls to PyTorch, which costs a few microseconds per
+    call without the library of csrc/calls. `unregister` gives such operators back to PyTorch. `uninstall` removes all
     installs, including those whose handle is lost.
 
     The replacement "nested" runs the functions of `torch_manualgrad.nested` instead of PyTorch's operators on PyTorch's
@@ -128,37 +128,37 @@ def install(
     autograd, stay PyTorch's. Unsupported calls raise; ``torch_manualgrad.nested.operators.LIMITS`` lists them.
 
     Args:
-        names: functions ("linalg.svd", "det", ``torch.cdist``, ``torch.Tensor.norm``), which mean every operator with a
-            rule that they reach; operators ("aten::linalg_vector_norm", without an overload: all overloads that have a
+        names: functions ("linalg.svd", "det", ``torch.cdist``, ``torch.Tensor.norm``), which select every operator with
+            a rule that they reach; operators ("aten::linalg_vector_norm", without an overload: all overloads with a
             rule; ``torch.ops.aten.linalg_svd``); `Rule` or `Replacements` objects; "nested" is a replacement. None
-            given: every rule that improves on stock, and every replacement; a rule then leaves the calls to
-            PyTorch that PyTorch differentiates rightly in every order, and faster (`Rule.defer_to_stock`). "*": all
-            rules, and every replacement. Operators that this torch lacks (``mg.rules.absent``) are left out. A name of such operators
-            alone is an error.
+            given: every rule that improves on stock, and every replacement; a rule then leaves calls to PyTorch for
+            which PyTorch is right in every order, and faster (`Rule.defer_to_stock`). "*": all rules, and every
+            replacement. Operators that this torch lacks (``mg.rules.absent``) are skipped; a name with no other
+            operators is an error.
         forward: use the replacement primals of the rules that have one. Otherwise forward values are bitwise identical
             to PyTorch's.
         strong_zero: a cotangent or tangent of exactly 0 gives exactly 0 in every rule, whatever it is multiplied by:
             the gradient through a branch that `torch.where` did not take, or that a mask removed, is 0 and not nan.
-            Such a term is also left out of sums of products, for example in matrix products. Where the derivative of an
-            elementwise operator is exactly 0, the result is 0 even for a cotangent of nan. Decompositions and solutions
-            treat a matrix as a whole: its gradient is 0 if all its cotangents are. Without names, all rules that have
-            zeros to keep are active, too. On CUDA their backward synchronizes with the device, to see whether all
-            values are finite. It has no effect where a replacement primal is used, for sparse tensors, under compiled
-            autograd and, except for elementwise rules, for batches of gradients (``is_grads_batched=True``).
+            Sums of products, for example matrix products, skip such terms. Where the derivative of an elementwise
+            operator is exactly 0, the result is 0 even for a cotangent of nan. Decompositions and solutions treat a
+            matrix as a whole: its gradient is 0 if all its cotangents are. Without names, all rules with strong zeros
+            are active, too. On CUDA their backward synchronizes with the device, to check whether all values are
+            finite. It has no effect with a replacement primal, for sparse tensors, under compiled autograd and, except
+            for elementwise rules, for batches of gradients (``is_grads_batched=True``).
         scope: "process", or "thread": only calls of this thread, in addition to the rules of the process; other threads
-            keep theirs. A backward follows the thread scope in which its graph was built, also after the block and
-            on whichever thread it runs. It needs the library of csrc/calls.
-        memory: save less for the backward. The results of elementwise functions and normalizations are computed again
-            in the backward, from tensors that the graph saves in any case; gradients stay bitwise identical. It acts on
-            calls of the thread that enters the block. It costs 3 to 11 percent of the time of a training step. It has no
-            effect inside of ``torch.utils.checkpoint`` and of other hooks on saved tensors, inside of torch.func's
-            transforms and in compiled graphs. docs/memory.md says which operators it covers.
+            keep theirs. A backward uses the thread scope in which its graph was built, even after the block and on any
+            thread. It needs the library of csrc/calls.
+        memory: save less for the backward. The backward recomputes the results of elementwise functions and
+            normalizations from tensors that the graph saves in any case; gradients stay bitwise identical. It acts on
+            calls of the thread that enters the block. It costs 3 to 11 percent of the time of a training step. It has
+            no effect inside of ``torch.utils.checkpoint`` and of other hooks on saved tensors, inside of torch.func's
+            transforms and in compiled graphs. docs/memory.md lists the operators.
 
     Returns:
         The handle that removes them again.
 
     Raises:
-        KeyError: no rule of that name; the message names the nearest.
+        KeyError: no rule of that name; the message suggests the nearest.
         TypeError: an entry of ``names`` is not a name, a function of torch, an operator of torch.ops, a rule or a
             replacement; ``forward``, ``strong_zero`` or ``memory`` is not a bool.
         ValueError: an unknown ``scope``.
@@ -194,15 +194,14 @@ def _check(forward: Any, strong_zero: Any, scope: Any, memory: Any) -> None:
 
 
 class override(activation.Block):  # type: ignore[misc]
-    """`install` for the length of a ``with`` block; also a decorator, of functions, generators and coroutines.
+    """`install` for a ``with`` block; also a decorator of functions, generators and coroutines.
 
     ``names`` are resolved when the block is entered, so they include rules registered since. The rules apply to a
     decorated generator or coroutine while its body runs, not while it waits.
 
-    Blocks nest and may end in any order, also after an exception. A block is entered and left as a whole, whatever
-    signal arrives meanwhile; docs/replacing.md says what an interrupt may leave active without the library of
-    csrc/calls. Under torch.compile, enter the block outside of the compiled function. Each set of rules gets its own
-    graph, which is used again when the same rules are entered again.
+    Blocks nest and may end in any order, also after an exception. Entering and leaving is atomic, even if a signal
+    arrives; docs/replacing.md describes interrupts without the library of csrc/calls. Under torch.compile, enter the
+    block outside of the compiled function. Each set of rules has its own graph, which is reused for the same rules.
     """
 
     def __init__(
@@ -217,7 +216,7 @@ class override(activation.Block):  # type: ignore[misc]
         _check(forward, strong_zero, scope, memory)
         if len(names) == 1 and inspect.isroutine(names[0]) and not resolve_name(names[0]):
             raise TypeError(f"a decorator needs its parentheses, @override(), to be applied to {names[0]!r}")
-        choose(names)  # what is misspelt is refused here
+        choose(names)  # raises for misspelt names
         self._names, self._forward, self._strong_zero, self._scope = names, forward, strong_zero, scope
         self._memory = memory
         self._entered: list[Handle] = []
@@ -233,7 +232,7 @@ class override(activation.Block):  # type: ignore[misc]
         )
 
     def again(self) -> override:
-        """A new block of the same rules."""
+        """A new block with the same rules."""
         return override(*self._names, **self._how)
 
     def __call__(self, function: Any) -> Any:
@@ -255,10 +254,10 @@ class override(activation.Block):  # type: ignore[misc]
     def module(
         module: torch.nn.Module, *names: Any, forward: bool = False, strong_zero: bool = False
     ) -> ModuleOverride:
-        """Rules for the calls of one module, and for their backwards, until ``remove()`` or for a ``with`` block.
+        """Activate rules for the calls of one module and their backwards, until ``remove()`` or for a ``with`` block.
 
-        Other modules keep their derivatives, also where they call the same operators, and so do other threads. The
-        backward follows whichever thread runs it. Copies of the module have the rules, too.
+        Other modules keep their derivatives, even for the same operators, and so do other threads. The rules apply to
+        the backward on whichever thread it runs. Copies of the module have the rules, too.
 
         Args:
             module: the module; its ``forward`` is replaced on the instance.
@@ -277,13 +276,13 @@ def _refuse_in_graphs() -> None:
 
 @dataclass(frozen=True)
 class Active:
-    """A rule, a replacement, or what gives an operator forward mode, that acts now.
+    """An active rule, replacement, or way of forward mode.
 
     Attributes:
         name: the operator, or the replacement.
         why: "named" in the override; "*"; or "improves values, speed" under an override without names; "forward mode by
             decomposition", or by a rule or by transposition.
-        forward: whether a forward of the rule's own is in the place of PyTorch's.
+        forward: whether the rule's own forward replaces PyTorch's.
         acting: the `Rule`, `Replacements` or `ForwardMode` itself.
     """
 
@@ -299,10 +298,10 @@ def active() -> list[Active]:
     Kernels stay registered after an override and forward calls to PyTorch. These are not active, and are not listed.
 
     Returns:
-        For each operator the rule that was installed last, then the ways of forward mode, then the replacements.
+        For each operator the last rule installed, then the ways of forward mode, then the replacements.
     """
     state = here()
-    # a thread that follows the scope of a graph has no handle
+    # a thread in the scope of a graph has no handle
     thread = compiled_calls.this_thread() if activation.scoped else 0
     entries = [h for h in activation.truth.entries if not h.abandoned]
     handles = [h for h in entries if not h.thread] + [h for h in entries if h.thread and h.thread == thread]
@@ -330,15 +329,14 @@ def _why(handle: Handle | None, acting: Rule | Replacements) -> str:
 
 
 def unregister() -> None:
-    """Give every operator whose rules and replacements are no longer active back to PyTorch.
+    """Unregister our kernels of every operator without active rules and replacements.
 
     It deactivates nothing: rules that are active stay active, and their kernels registered. `active` lists them,
-    `uninstall` removes those of `install`. Calls of the other operators then cost what they cost before the first
+    `uninstall` removes those of `install`. Calls of the other operators then cost the same as before the first
     `override`.
 
-    Only where no other thread can be inside such a call: PyTorch frees a kernel although a thread is in it, and the
-    process crashes. A graph that was built under ``scope="thread"`` finds no rules in its backward any more, but those
-    that it has.
+    Call it only while no other thread is inside such a call: PyTorch frees a kernel even if a thread is in it, and the
+    process crashes. The backward of a graph built under ``scope="thread"`` then finds no rules except its own.
     """
     with activation.lock:
         layers = [handle.layer for handle in activation.truth.entries if not handle.abandoned]
@@ -346,7 +344,7 @@ def unregister() -> None:
         for replacement in replacements.values():
             if replacement not in held:
                 replacement.unregister()
-        # the kernel that a replacement calls as PyTorch's own may be a rule's
+        # the kernel that a replacement calls as PyTorch's own may belong to a rule
         kept = {one.name for layer in layers for one in (*layer.rules, *layer.forward_modes)}
         kept |= {name for replacement in replacements.values() for name in replacement.registered}
         copies = any(layer.copies_operands for layer in layers)
@@ -357,7 +355,7 @@ def unregister() -> None:
 
 
 class _Forward:
-    """Takes the place of ``module.forward``. It is copied and pickled with the module."""
+    """Replaces ``module.forward``. It is copied and pickled with the module."""
 
     def __init__(self, module: torch.nn.Module, before: Any, block: override) -> None:
         self.module, self.before, self.block = module, before, block
@@ -367,7 +365,7 @@ class _Forward:
         return self._call([one.block for one in chain], chain[-1].before, args, kwargs)
 
     def _call(self, blocks: list[override], own: Any, args: Any, kwargs: Any) -> Any:
-        if blocks:  # they are in reverse order of their requests; the last request is innermost
+        if blocks:  # in reverse order: the last request is innermost
             with blocks.pop().again():
                 return self._call(blocks, own, args, kwargs)
         if own is not None:
@@ -376,7 +374,7 @@ class _Forward:
 
 
 class ModuleOverride:
-    """The handle that ``override.module`` returns: its rules are active until `remove`, or until the ``with`` block ends."""
+    """The handle of ``override.module``: its rules are active until `remove`, or until the ``with`` block ends."""
 
     def __init__(self, module: torch.nn.Module, block: override) -> None:
         self.module = module
@@ -389,7 +387,7 @@ class ModuleOverride:
         return f"<an override of {type(self.module).__name__}: {state}>"
 
     def remove(self) -> None:
-        """Give the module its own forward back. Removing twice does nothing.
+        """Restore the module's own forward. Removing twice does nothing.
 
         Raises:
             RuntimeError: another override or patch of the module came later, and must be removed first.
@@ -411,7 +409,7 @@ class ModuleOverride:
 
 
 def _chain(forward: Any) -> list[Any]:
-    """This forward, and what each has replaced."""
+    """This forward, followed by the forwards that each has replaced."""
     found = []
     while forward is not None:
         found.append(forward)
@@ -420,7 +418,7 @@ def _chain(forward: Any) -> list[Any]:
 
 
 def override_module(module: Any, block: override) -> ModuleOverride:
-    """Let ``block`` be entered around each call of ``module``."""
+    """Enter ``block`` around each call of ``module``."""
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"override.module takes a torch.nn.Module, got {module!r}")
     return ModuleOverride(module, block)

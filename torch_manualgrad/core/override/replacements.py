@@ -1,8 +1,8 @@
-"""Functions in place of PyTorch's operators for one kind of tensor, switched on and off together.
+"""Functions that replace PyTorch's operators for one kind of tensor, switched on and off together.
 
 A rule is the derivative of an operator on dense tensors. On other kinds of tensors PyTorch's operators may have no
-derivative, a wrong one, or no implementation; there a function takes the place of the whole call, and autograd sees
-what the function does. It is registered at that kind's own autograd key, so calls on dense tensors never meet it.
+derivative, a wrong one, or no implementation; there a function replaces the whole call, and autograd sees its
+operators. It is registered at that kind's own autograd key, so calls on dense tensors never reach it.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ __all__ = ["Replacements", "replacements", "stock"]
 replacements: Registry[Replacements] = Registry("replacement")
 
 
-stock = Suspension()  # calls inside are PyTorch's own: for functions that are made of what they replace
+stock = Suspension()  # calls inside are PyTorch's own: for functions that call the operators they replace
 
 
 class Replacements:
-    """Functions in place of operators for the tensors of one dispatch key.
+    """Functions that replace operators for the tensors of one dispatch key.
 
     Args:
-        name: what `override` takes.
+        name: for `override`.
         key: the dispatch key.
         functions: operator ("aten::softmax.int") -> function with the schema's parameters; it returns NotImplemented
             to leave the call to PyTorch.
         besides: replacements beyond operators: ``switch(acts, yes)`` replaces, or restores, and may be called again;
-            ``acts()`` says whether the replacement acts on this thread.
-        calls: the kernels in C++ that cover those of some of the functions. A call that continues what they have begun
-            is ours, whatever is active.
-        choose: ``(function, own, args, kwargs) -> result``, which of the function and PyTorch's own a call is given to;
-            by default the function, and PyTorch's own where that returns NotImplemented.
+            ``acts()`` returns whether the replacement is active on this thread.
+        calls: the C++ kernels that cover those of some functions. A call that continues one of theirs is ours, whatever
+            is active.
+        choose: ``(function, own, args, kwargs) -> result``, calls the function or PyTorch's own; by default the
+            function, then PyTorch's own if that returns NotImplemented.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class Replacements:
         return " ".join(fingerprint(f) for f in self.functions.values())
 
     def ensure_registered(self) -> None:
-        """Put the kernels in place. They pass calls on until the replacement is active."""
+        """Register the kernels. They forward calls until the replacement is active."""
         if not self._complete:
-            self._release()  # what an interrupt has left
+            self._release()  # after an interrupt
             self._register()
             self._complete = True
 
     def switch(self, yes: bool) -> None:
-        """Replace what is beyond operators, or take that back."""
+        """Switch the replacements beyond operators on or off."""
         if yes != self._switched:
             for switch in self._besides:
                 switch(self._acts_in_python, yes)
@@ -90,11 +90,11 @@ class Replacements:
 
     @property
     def registered(self) -> list[str]:
-        """The operators whose kernels are in place now."""
+        """The operators whose kernels are registered."""
         return [registration.name.removesuffix(".default") for registration in self._registrations]
 
     def unregister(self) -> None:
-        """Take the registrations away; see `torch_manualgrad.unregister`. Not where it is active."""
+        """Undo the registrations; see `torch_manualgrad.unregister`. Not while it is active."""
         self._complete = False
         self._release()
 
@@ -124,7 +124,7 @@ class Replacements:
         )
 
     def _acts_in_python(self) -> bool:
-        return torch.compiler.is_dynamo_compiling() or self._acts()  # Dynamo would trace the question
+        return torch.compiler.is_dynamo_compiling() or self._acts()  # Dynamo would trace the check
 
     def _kernel(self, function: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -152,4 +152,4 @@ def _switch() -> None:
     _switched[:] = wanted
 
 
-_switched: list[Replacements] = []  # also those that are in no registry
+_switched: list[Replacements] = []  # including unregistered ones

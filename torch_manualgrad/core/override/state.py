@@ -39,7 +39,7 @@ class Layer(NamedTuple):
 
 
 class Acting(NamedTuple):
-    """The derivative of one operator: a rule's, or else a way of forward mode for calls with tangents."""
+    """The active derivative of one operator: a rule's, or else a way of forward mode for calls with tangents."""
 
     derivative: RuleDerivative | None
     defer_to_stock: Callable[..., bool] | None
@@ -54,7 +54,7 @@ class Acting(NamedTuple):
 class State(NamedTuple):
     """All layers together: the table that calls read, and the text that compiled graphs are guarded by.
 
-    ``copies_operands``: in-place operators copy operands that share memory with what they write to.
+    ``copies_operands``: in-place operators copy operands that share memory with the written tensor.
     """
 
     table: dict[str, Acting]
@@ -64,7 +64,7 @@ class State(NamedTuple):
     code: str
 
 
-@functools.lru_cache(maxsize=128)  # so that entering again costs a look-up
+@functools.lru_cache(maxsize=128)  # so that entering again is a look-up
 def resolved(layers: tuple[Layer, ...]) -> State:
     """Several layers as one: the last rule for an operator, or a way of forward mode if it has no rule."""
     rules = {rule.name: (rule, layer) for layer in layers for rule in layer.rules}
@@ -101,7 +101,7 @@ def resolved(layers: tuple[Layer, ...]) -> State:
 
 
 class _Seen(NamedTuple):
-    """The state of the process, and the active handles from which it follows."""
+    """The state of the process, and the active handles that determine it."""
 
     entries: tuple[Any, ...]
     layers: tuple[Layer, ...]
@@ -109,7 +109,7 @@ class _Seen(NamedTuple):
 
 
 _seen = _Seen((), (), resolved(()))
-_scoped: dict[int, tuple[_Seen, State]] = {}  # by the number of what a thread has beyond the process
+_scoped: dict[int, tuple[_Seen, State]] = {}  # by the number of a thread's scope beyond the process
 
 
 def here() -> State:

@@ -1,8 +1,8 @@
-"""Operators without a rule: each operator of PyTorch's has a rule or exactly one entry here.
+"""Operators without a rule: each PyTorch operator has a rule or exactly one entry here.
 
-"Zero", "not differentiable" and "not implemented" are three different things. A derivative that is zero is a rule's;
-the other two are entries here, beside views and composites, whose derivatives are PyTorch's own or those of what they
-call.
+"Zero", "not differentiable" and "not implemented" are three different things. A zero derivative is a rule; the other
+two are entries here, next to views and composites, whose derivatives are PyTorch's own or follow from the operators
+that they call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
     "view",
 ]
 
-# kind -> what it says of an operator
+# kind -> its statement about an operator
 KINDS: dict[str, str] = {
     "view": "returns a view, which PyTorch differentiates",
     "composite": "is made of other operators, which have the derivatives",
@@ -40,7 +40,7 @@ class Entry(NamedTuple):
     Attributes:
         name: the operator, ``"aten::transpose.int"``.
         kind: one of `KINDS`.
-        reason: why, where the kind does not say it.
+        reason: why, if the kind does not explain it.
     """
 
     name: str
@@ -57,7 +57,7 @@ operators_of: dict[
 
 
 def view(*names: str) -> None:
-    """Say that operators return views of their arguments: PyTorch keeps track of these, and differentiates them.
+    """Declare operators that return views of their arguments: PyTorch tracks these, and differentiates them.
 
     Args:
         names: operators, ``"aten::transpose.int"``.
@@ -69,11 +69,11 @@ def view(*names: str) -> None:
 
 
 def composite(*names: str, reason: str = "") -> None:
-    """Say that operators are made of others as autograd sees them.
+    """Declare composite operators: autograd sees only the operators that they call.
 
     Args:
         names: operators, ``"aten::linalg_norm"``.
-        reason: which others, where that is of interest.
+        reason: which others, if that is of interest.
 
     Raises:
         ValueError: one has a rule, or another entry.
@@ -82,11 +82,11 @@ def composite(*names: str, reason: str = "") -> None:
 
 
 def nondifferentiable(*names: str, reason: str) -> None:
-    """Say that operators have no derivative.
+    """Declare operators without a derivative.
 
     Args:
         names: operators, ``"aten::argmax"``.
-        reason: what they return, or read, that has none.
+        reason: the results or inputs without a derivative.
 
     Raises:
         ValueError: one has a rule, or another entry; or there is no reason.
@@ -95,7 +95,7 @@ def nondifferentiable(*names: str, reason: str) -> None:
 
 
 def gap(*names: str, reason: str) -> None:
-    """Say that operators have a derivative, and that this package does not implement it.
+    """Declare operators with a derivative that this package does not implement.
 
     Args:
         names: operators, ``"aten::unique_dim"``.
@@ -108,11 +108,11 @@ def gap(*names: str, reason: str) -> None:
 
 
 def not_a_formula(*names: str, reason: str) -> None:
-    """Say why functions of PyTorch's FunctionsManual are not in ``mg.ops``. The error for an unknown formula repeats it.
+    """Declare why functions of PyTorch's FunctionsManual are not in ``mg.ops``, for the error for an unknown formula.
 
     Args:
         names: functions, ``"warn_backwards"``.
-        reason: what is there instead, or why nothing is.
+        reason: the replacement, or why there is none.
 
     Raises:
         ValueError: one is a formula, or has another reason.

@@ -38,35 +38,34 @@ def rule(
     until: str | None = None,
     **about: Any,
 ) -> Any:
-    """Bind formulas to the operator ``name``, and enter the rule in ``mg.rules``.
+    """Bind formulas to the operator ``name``, and add the rule to ``mg.rules``.
 
     A formula's parameters are bound by their names: inputs and outputs of the schema (``result``, ``result0``, ...
-    where unnamed), ``grad`` for the cotangent, or ``grad_<output>`` where there are several outputs or an input is called
-    grad, ``<input>_p`` and ``<input>_t`` for primal and tangent, and ``output_mask``, which says which of the inputs of
-    its key need a gradient. ``<name>_sizes``, ``<name>_strides``, ``<name>_storage_offset``, ``<name>_dtype``,
-    ``<name>_device``, ``<name>_layout`` and ``<name>_blocksize`` (None where no blocks are stored) of an input or output, of
-    each tensor in a list, are available in a vjp without saving the tensor. A
-    tensor is kept for the backward only if a formula for an input that requires grad names it. A missing cotangent or
-    tangent is None. If all that a formula names are missing, it is not called, and its results are zero. Gradients of
-    inputs that need none are dropped.
+    where unnamed), ``grad`` for the cotangent, or ``grad_<output>`` if there are several outputs or an input is called
+    grad, ``<input>_p`` and ``<input>_t`` for primal and tangent, and ``output_mask`` for the inputs of its key that
+    need a gradient. ``<name>_sizes``, ``<name>_strides``, ``<name>_storage_offset``, ``<name>_dtype``,
+    ``<name>_device``, ``<name>_layout`` and ``<name>_blocksize`` (None without blocks) of an input or output, or of
+    each tensor in a list, are available in a vjp without saving the tensor. A tensor is saved for the backward only if
+    a formula for an input that requires grad names it. A missing cotangent or tangent is None. If all of those that a
+    formula names are missing, it is not called, and its results are zero. Gradients that are not needed are dropped.
 
     Args:
         name: ``"aten::linalg_lu"``, ``"aten::norm.Scalar"``; any operator, not only aten's.
         vjp: input, or tuple of inputs, -> formula for its gradient.
         jvp: output, or tuple of outputs, -> formula for its tangent; without any, a jvp is derived from the vjp.
-        register: False gives a rule that is in no table, to hand to `override`.
-        since: the first torch that has the operator, not made of others, as "2.11".
-        until: the first torch that has it no longer.
-        about: the further attributes of `Rule`. ``improves`` is a claim, several, or a dictionary from each to the first
-            torch in which it holds no longer: ``{"values": "2.15", "speed": None}``. A gap is a reason, or a reason and
-            the first torch in which it is one no longer.
+        register: False makes an unregistered rule, to pass to `override`.
+        since: the first torch with the operator, not composite, such as "2.11".
+        until: the first torch without it.
+        about: the further attributes of `Rule`. ``improves`` is a claim, several, or a dictionary from each to the
+            first torch in which it no longer holds: ``{"values": "2.15", "speed": None}``. A gap is a reason, or a
+            reason and the first torch without the gap.
 
     Returns:
-        The rule; None where ``since`` or ``until`` says that this torch lacks the operator, which is then in
+        The rule; None if, by ``since`` or ``until``, this torch lacks the operator, which is then in
         ``mg.rules.absent``.
 
     Raises:
-        ValueError: no such operator, a name that is in no schema, or a second rule for the same operator.
+        ValueError: no such operator, a name that is not in the schema, or a second rule for the same operator.
     """
     if reason := _absent(name, since, until):
         if register:
@@ -74,29 +73,28 @@ def rule(
         return None
     made = Rule(name, vjp, jvp, **about)
     if made.kind == "elementwise" and any(n.startswith("grad") for n in made.signature.tensor_names):
-        by_element(made.aten)  # a kernel that other rules hand their cotangents to
+        by_element(made.aten)  # other rules pass their cotangents to this kernel
     if not is_defining():
-        derivative_of(made)  # a formula that asks for what is not known is refused here
+        derivative_of(made)  # raises for a formula with an unknown parameter
     return rules.add(made.name, made) if register else made
 
 
 def _absent(name: str, since: str | None, until: str | None) -> str:
-    """Why this torch does not have the operator, if that is so and was to be expected."""
+    """Why this torch lacks the operator, if that is expected."""
     reason = ""
     if since is not None and not reached(since):
         reason = f"torch {torch.__version__} has no {name}, which comes with {since}"
     if until is not None and reached(until):
         reason = f"torch {torch.__version__} has no {name}, which is gone since {until}"
-    # else the package could not be imported there
+    # otherwise the package could not be imported there
     if not reason and reached(UNTRIED) and str(name).startswith("aten::"):
         reason = f"torch {torch.__version__} has no {name}"
     return reason if reason and (not exists(name) or is_composite(operator(name))) else ""
 
 
 # -- elementwise operators -------------------------------------------------------------------------------------------------
-#
-# The derivative of the output with respect to an input is one function of one element. From it follow the vjp,
-# ``grad * conj(d)``, the jvp, ``d * tangent``, all higher orders, as it is differentiated itself, and the samples.
+# The derivative of the output with respect to an input is one function of one element. It determines the vjp, ``grad *
+# conj(d)``, the jvp, ``d * tangent``, all higher orders, because it is itself differentiated, and the samples.
 
 
 ElementDerivative = Callable[..., Any] | complex | str | None
@@ -115,30 +113,29 @@ def elementwise(
     tangent: Callable[..., Any] | None = None,
     **about: Any,
 ) -> Rule | None:
-    """Bind an elementwise operator to the derivative of its output, and enter the rule in ``mg.rules``.
+    """Bind an elementwise operator to the derivative of its output, and add the rule to ``mg.rules``.
 
-    ``elementwise("aten::sin", lambda self: self.cos())`` is the whole rule of the sine. An operator of complex
-    numbers is taken to be holomorphic; one that is not, as ``abs``, gets an ordinary `rule`.
+    ``elementwise("aten::sin", lambda self: self.cos())`` is the whole rule of the sine. A complex operator is assumed
+    holomorphic; others, such as ``abs``, need an ordinary `rule`.
 
     Args:
         name: the operator, of one output.
-        derivative: of the output with respect to the one tensor among the inputs; of several tensors, one for each by its
+        derivative: of the output with respect to the only tensor among the inputs; for several tensors, one for each by
             name. A function's parameters bind by name: the inputs and the output (``result``). It returns a tensor, a
-            number, a `Ratio`, or None, which is zero everywhere. A boolean tensor selects: where it is False the product is
-            zero, times nan too. A function, or formula, with a parameter ``grad`` is the product itself, that with the
-            conjugate. In place of a function: a number or None, which is constant, or the name of an input or the output.
+            number, a `Ratio`, or None, which is zero everywhere. A boolean tensor selects: where it is False the
+            product is zero, even with nan. A function or formula with a parameter ``grad`` is the product itself, with
+            the conjugate. Instead of a function: a number or None, a constant, or the name of an input or the output.
             Cotangents of inputs that were broadcast are summed.
-        domain: the open interval from which default samples are drawn, clear of its ends and of zero; or one for each
-            tensor.
+        domain: the open interval of default samples, which avoid its ends and zero; or one for each tensor.
         real_only: the operator takes no complex tensors.
-        arguments: values of the other arguments, by name; there are samples with each of these.
-        samples: in place of those, ``(dtype, device) -> iterable of Sample``.
-        source: where the derivative comes from.
-        from_result: the derivative as a function of the result, for the operator in place.
-        tangent: that of the output, where it is to be computed in another way than as the sum of the products, by the names of a
-            jvp. Its result is broadcast and cast to the output.
-        about: further arguments of `rule`, such as ``improves`` or ``since``; ``finite=True`` if the derivative is a finite
-            number whatever the inputs, nan too, or a choice.
+        arguments: values of the other arguments, by name; there are samples with each value.
+        samples: instead of those, ``(dtype, device) -> iterable of Sample``.
+        source: of the derivative.
+        from_result: the derivative as a function of the result, for the in-place operator.
+        tangent: a formula for the tangent of the output, if it is not computed as the sum of the products; it binds
+            names like a jvp. Its result is broadcast and cast to the output.
+        about: further arguments of `rule`, such as ``improves`` or ``since``; ``finite=True`` if the derivative is a
+            finite number for all inputs, including nan, or a choice.
 
     Returns:
         The rule; None where this torch lacks the operator, as declared by ``since`` or ``until``.
@@ -180,8 +177,8 @@ def elementwise(
 
 
 class Ratio(NamedTuple):
-    """A derivative ``above / below`` by which a cotangent is multiplied and divided: rounded as PyTorch does it, and 0 for a
-    cotangent of 0 where the ratio itself would overflow.
+    """A derivative ``above / below``: a cotangent is multiplied and divided, with PyTorch's rounding, and a cotangent
+    of 0 gives 0 even if the ratio would overflow.
     """
 
     above: Any
@@ -189,7 +186,7 @@ class Ratio(NamedTuple):
 
 
 def _in_range(above: Any, below: Any) -> tuple[Any, Any]:
-    """A ratio and a power of two, whose product it is: 1 / x is infinite for a denormal x, and its product may not be."""
+    """A ratio and a power of two with this product: 1 / x is infinite for a denormal x, but its products may not be."""
     if not isinstance(below, Tensor):
         return above / below, 1
     info = torch.finfo(below.dtype)
@@ -211,7 +208,7 @@ def _times(factor: Tensor, derivative: Any, *, conjugate: bool, strong: bool) ->
             return strong_product(factor, ratio) * scale
         return (factor if type(above) is int and above == 1 else factor * above) / below
     if conjugate and type(derivative) is int and derivative == 1:
-        return factor  # a cotangent; a tangent is not to share the memory of another
+        return factor  # a cotangent; a tangent must not share the memory of another
     if isinstance(derivative, Tensor) and derivative.dtype is torch.bool:
         return torch.where(derivative, factor, 0)
     derivative = _conjugate(derivative, conjugate)
@@ -229,7 +226,7 @@ def _as_function(derivative: ElementDerivative) -> Callable[..., Any]:
 
 
 def _product(given: ElementDerivative, strong: bool) -> tuple[list[str], Callable[..., Tensor]]:
-    """The parameters of a derivative next to ``grad``, and a factor times it: ``(factor, *known, conjugate=) -> Tensor``."""
+    """A derivative's parameters besides ``grad``, and its product ``(factor, *known, conjugate=) -> Tensor``."""
     derivative = _as_function(given)
     names = parameters(derivative)
     if isinstance(derivative, ArgumentBinding) and derivative.renames_only:
@@ -252,15 +249,14 @@ _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.comp
 
 
 def _widened(values: Iterable[Any]) -> list[Any]:
-    """Half precision in single: a formula of several operators would round after each, and a kernel rounds once."""
+    """Half precision as single: a formula of several operators would round after each, but a kernel rounds once."""
     return [x.to(_WIDE[x.dtype]) if isinstance(x, Tensor) and x.dtype in _WIDE else x for x in values]
 
 
 def _pullback(
     name: str, derivative: ElementDerivative, *, broadcasts: bool, rounds: bool, strong: bool = False
 ) -> Callable[..., Any]:
-    """The vjp for one input, whose formula rounds or is a choice; as ``strong`` it has that in which a cotangent of zero
-    stays zero."""
+    """The vjp for one input, whose formula rounds or is a choice. Its attribute ``strong`` has strong zeros."""
     asked, product = _product(derivative, strong)
 
     def vjp(grad: Tensor, dtype: torch.dtype, *known: Any) -> Tensor:
@@ -274,7 +270,7 @@ def _pullback(
             found = found.real
         return (found if sizes is None else found.sum_to_size(sizes)).to(dtype)
 
-    vjp.derivative = derivative  # type: ignore[attr-defined]  # what a reader is shown
+    vjp.derivative = derivative  # type: ignore[attr-defined]  # shown to readers
     if not strong and not _is_product(derivative):
         vjp.strong = _pullback(  # type: ignore[attr-defined]
             name, derivative, broadcasts=broadcasts, rounds=rounds, strong=True
@@ -286,7 +282,7 @@ def _pullback(
 def _pushforward(
     derivatives: Mapping[str, ElementDerivative], output: str, *, rounds: bool, strong: bool = False
 ) -> Callable[..., Any]:
-    """The jvp: the sum over all inputs; as ``strong`` it has that in which a tangent of zero gives zero."""
+    """The jvp: the sum over all inputs. Its attribute ``strong`` is the variant with strong zeros."""
     products = {x: _product(d, strong) for x, d in derivatives.items()}
     everything = [p for asked, _ in products.values() for p in asked]
     names = list(dict.fromkeys([output, *[f"{x}_t" for x in derivatives], *everything]))
@@ -325,18 +321,17 @@ def _cast(tangent: Callable[..., Any], output: str) -> Callable[..., Any]:
 
 
 def linear_in(name: str, vjp: Formulas, *, source: str = "ATen derivatives.yaml", **about: Any) -> Rule | None:
-    """Bind an operator that is linear in some inputs, all together, to their cotangents; enter it in ``mg.rules``.
+    """Bind an operator that is jointly linear in some inputs to their cotangents, and add the rule to ``mg.rules``.
 
-    ``linear_in("aten::flip", {"self": lambda grad, dims: grad.flip(dims)})``. Linear in several inputs together is
-    ``lerp`` in its first two; ``mm`` is linear in each of two, which is another thing.
+    ``linear_in("aten::flip", {"self": lambda grad, dims: grad.flip(dims)})``. ``lerp`` is jointly linear in its first
+    two inputs; ``mm`` is linear in each of two, which is different.
 
-    The vjp is given, not found: the transpose of an operator is the derivative that PyTorch has for it, and would lead
-    back to this rule.
+    The vjp must be given: PyTorch's transpose of the operator is its derivative, which would lead back to this rule.
 
     Args:
         name: the operator, of one output.
         vjp: input, or tuple of inputs, that it is linear in -> formula for the cotangent, bound by name as in `rule`.
-        source: where the vjp comes from.
+        source: of the vjp.
         about: further arguments of `rule`, such as ``samples``.
 
     Returns:
@@ -358,7 +353,7 @@ def linear_in(name: str, vjp: Formulas, *, source: str = "ATen derivatives.yaml"
 
 
 def _on_tangents(op: Any, signature: Signature, linear: list[str]) -> Callable[..., Any]:
-    """``op`` with the tangents in place of the inputs that it is linear in."""
+    """``op`` with tangents instead of the inputs in which it is linear."""
 
     def jvp(*known: Any) -> Any:
         values = list(known[: len(signature.names)])
@@ -369,7 +364,7 @@ def _on_tangents(op: Any, signature: Signature, linear: list[str]) -> Callable[.
         args, kwargs = signature.split(values)
         return op(*args, **kwargs)
 
-    jvp.is_operator = True  # type: ignore[attr-defined]  # and adds no constant, as padding with a number does
+    jvp.is_operator = True  # type: ignore[attr-defined]  # and adds no constant, unlike padding with a number
     return bound_to(jvp, [*signature.names, *[f"{n}_t" for n in linear]])
 
 

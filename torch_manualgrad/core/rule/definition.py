@@ -1,4 +1,4 @@
-"""Rules as data: which formulas are the derivative of which operator, bound by the names of arguments."""
+"""Rules as data: the formulas for the derivative of an operator, bound by the names of arguments."""
 
 from __future__ import annotations
 
@@ -47,27 +47,27 @@ __all__ = [
 
 
 class CompiledVjp(NamedTuple):
-    """The compiled formula that gives what the rule's vjp gives, in plain calls: these need no Python.
+    """The compiled formula with the results of the rule's vjp, for plain calls: these need no Python.
 
-    It stands for the vjp where all floating tensors among its arguments are of one precision, on a device of its
-    kernels, and within ``largest``; elsewhere, and where the backward is differentiated, the vjp itself is called.
+    It replaces the vjp if all floating tensors among its arguments have one precision, on a device of its kernels, and
+    within ``largest``; otherwise, and if the backward is differentiated, the vjp itself is called.
 
     Attributes:
-        inputs: whose gradients are its results, in their order: a name, or several.
+        inputs: whose gradients are its results, in order: a name, or several.
         formula: one with a compiled kernel.
-        bind: for parameters of the kernel that are not called as in the rule: the name there, or a value that is not a
-            string, or a pair of the name and what stands for None. ``needs_<input>`` is whether that gradient is
-            wanted; the result for one that is not is passed over.
-        largest: for matrices, the most rows or columns, of a dtype of linear algebra; None: every shape and dtype.
+        bind: for parameters of the kernel with other names than in the rule: the rule's name, or a value that is not a
+            string, or a pair of the name and a replacement for None. ``needs_<input>`` is whether that gradient is
+            needed; otherwise its result is ignored.
+        largest: for matrices, the most rows or columns, with a dtype of linear algebra; None: every shape and dtype.
         only: values that constants of the call must have, by their names.
         real: complex numbers are left to the vjp.
         contiguous: inputs and outputs that must be contiguous.
         one_batch: matrices or vectors that must have the batch dims of the first of these, which are matrices.
         square: inputs and outputs that must be square matrices.
-        nonzero: inputs and outputs that must be on the CPU, where it costs little to ask, and have no zero.
-        declines: the kernel has one more result, a 0-dim bool: true where it leaves the call to the vjp, or, if this is
-            a function, where that is called and the results stand. For the CPU only: to read it would synchronize with
-            a GPU.
+        nonzero: inputs and outputs that must be on the CPU, where the check is cheap, and have no zero.
+        declines: the kernel has one more result, a 0-dim bool: if true, it leaves the call to the vjp, or, if this is a
+            function, that is called and the results are kept. Only for the CPU: reading it would synchronize with a
+            GPU.
     """
 
     inputs: str | tuple[str, ...]
@@ -94,35 +94,36 @@ class CompiledVjp(NamedTuple):
 
 
 # -- calls that a rule leaves to PyTorch ------------------------------------------------------------------------------
-#
-# The library of calls reads these as data, so that such a call never enters Python; it has to call any other function.
+# The library of calls reads these as data, so such a call never enters Python; any other function must be called.
 
 
 def always(*_: Any) -> bool:
-    """``defer_to_stock`` of a rule whose operator PyTorch differentiates rightly in reverse mode, in every order: all calls."""
+    """``defer_to_stock`` of a rule for an operator whose PyTorch derivative is right in reverse mode in every order:
+    all calls."""
     return True
 
 
 def where_finite(*_: Any) -> bool:
-    """``defer_to_stock`` of a rule whose operator PyTorch differentiates rightly in first order, where that is finite.
+    """``defer_to_stock`` of a rule for an operator whose PyTorch derivative is right in first order if it is finite.
 
     The node of a plain call first runs PyTorch's derivative, in C++. It calls the rule if a gradient is not finite, or is
-    differentiated again. Any other call is the rule's, as this function says; without the library of calls, all are.
+    differentiated again. The rule takes any other call, which is what this function returns; without the library of
+    calls, it takes all.
     """
     return False
 
 
 def real(self: Tensor, *_: Any) -> bool:
-    """``defer_to_stock`` of a rule that is better for complex numbers only: calls whose first argument is real."""
+    """``defer_to_stock`` of a rule that is better only for complex numbers: calls whose first argument is real."""
     return not self.is_complex()
 
 
 class ByMetadata(NamedTuple):
-    """``defer_to_stock`` whose answer is kept: it depends on no values, and is asked once for each combination of the rest.
+    """``defer_to_stock`` with a cached result: it depends on no values, and runs once per combination of the rest.
 
     Attributes:
-        function: of the operator's arguments. It may look at sizes, strides, dtypes, devices and at whether they require
-            grad, and at the arguments that are no tensors.
+        function: of the operator's arguments. It may read sizes, strides, dtypes, devices and requires_grad, and the
+            non-tensor arguments.
     """
 
     function: Callable[..., bool]
@@ -135,9 +136,9 @@ class ButManySmall(NamedTuple):
     """``defer_to_stock`` of a rule for batches of square matrices: on the CPU, all calls but many small ones.
 
     Attributes:
-        order: the largest real matrices that the rule takes.
-        complex_order: the largest complex ones.
-        entries: the fewest that these have in all.
+        order: of the largest real matrices that the rule takes.
+        complex_order: of the largest complex ones.
+        entries: the fewest entries that these have in total.
     """
 
     order: int
@@ -153,10 +154,10 @@ class ButManySmall(NamedTuple):
 
 @dataclass(frozen=True)
 class FromResult:
-    """The vjp of an operator in place as a function of its result: a plain call then keeps no copy of what stood there.
+    """The vjp of an in-place operator as a function of its result: a plain call then keeps no copy of the old values.
 
     Attributes:
-        vjp: for the first argument, which is written to; it reads ``result`` where the rule's own reads that.
+        vjp: for the first argument, which is written to; it reads ``result`` instead of the argument.
         nonnegative: names of numbers among the arguments; if one is negative, the rule's own vjp is used.
     """
 
@@ -166,7 +167,7 @@ class FromResult:
 
 # -- rules ---------------------------------------------------------------------------------------------------------------
 
-# What a rule may claim over PyTorch's own derivative; a rule that claims any is on in a plain override.
+# The possible claims over PyTorch's own derivative; a plain override activates the rules with a claim.
 IMPROVEMENTS = ("values", "missing", "speed")
 
 _numbers = itertools.count(1)
@@ -178,8 +179,8 @@ Formulas = Mapping[str | tuple[str, ...], Callable[..., Any]]
 class Rule:
     """The derivative of one operator: frozen data. Made by `rule`; listed in ``mg.rules``.
 
-    An operator may write to arguments that its results do not share memory with, such as running statistics. These are
-    constants of the derivative. After the call they hold what the operator itself writes.
+    An operator may write to arguments that share no memory with its results, such as running statistics. These are
+    constants of the derivative. After the call they have the values that the operator itself writes.
 
     A rule of ``mg.rules`` is pickled by its name.
 
@@ -187,32 +188,31 @@ class Rule:
         name: the operator, ``"aten::norm.Scalar"``.
         aten: the operator itself, an ``OpOverload``.
         signature: its arguments and results.
-        vjp, jvp: the formulas by the inputs, the outputs, that they give.
+        vjp, jvp: the formulas, by the inputs or outputs that they are for.
         formulas: the `Formula` objects that these are or call.
         residuals: names of the inputs and outputs that are saved for the backward.
         claims: its advantages over PyTorch's own derivative, some of "values", "missing", "speed", each with the first
             torch that no longer needs it, or None.
-        source: where the mathematics comes from.
+        source: of the mathematics.
         not_differentiable: names of outputs without a derivative.
         gaps: mode -> reason, for modes that raise on this torch.
-        given_samples, default_samples: the samples given with the rule, and those used if there are no others.
+        given_samples, default_samples: the samples given with the rule, and the fallback.
         given_probe, given_forward: the probe and the replacement forward given with the rule.
-        defer_to_stock: which calls an ``override()`` without names leaves to PyTorch: a function of the operator's
-            arguments, or None. Called only in reverse mode. It returns True only where PyTorch is right in every order,
-            and faster.
+        defer_to_stock: selects the calls that an ``override()`` without names leaves to PyTorch: a function of the
+            operator's arguments, or None. Called only in reverse mode. It returns True only where PyTorch is right in
+            every order, and faster.
         compiled_vjp: the compiled formula that is the whole vjp, if there is one. Plain calls then run without Python.
-        from_result: the vjp of the operator in place as a function of its result, if there is one.
+        from_result: the vjp of the in-place operator as a function of its result, if there is one.
         sparse: whether the formulas take sparse tensors too; else these keep PyTorch's derivatives.
         drops_graph: the operator is composite, and still has no derivative, because autograd sees none of the calls
             inside. The rule gives it one, on the CPU.
-        reads_grad_mode: whether the operator's kernel returns more, such as a workspace, where grad mode is on.
-        has_strong_zero: whether ``override(strong_zero=True)`` means another derivative: not where the
-            formulas, and PyTorch's kernel in each of its instruction sets, choose, or multiply with finite numbers,
-            whatever the input: ``finite=True``, which is assumed of kind "linear". Sparse tensors have none.
-        kind: "rule"; "elementwise" or "linear" for operators of one element or linear ones, as `elementwise` and
-            `linear_in` make them.
+        reads_grad_mode: whether the operator's kernel returns more, such as a workspace, if grad mode is on.
+        has_strong_zero: whether ``override(strong_zero=True)`` changes the derivative: not if the formulas, and
+            PyTorch's kernel in each instruction set, choose or multiply with finite numbers for every input:
+            ``finite=True``, which is assumed for kind "linear". Never for sparse tensors.
+        kind: "rule"; "elementwise" or "linear" for rules made by `elementwise` and `linear_in`.
         module: the module that defines the rule.
-        identity: a number that no other rule of this process has.
+        identity: a number that is unique among the rules of this process.
         is_built_in: whether it is one of this package's own.
     """
 
@@ -327,7 +327,7 @@ class Rule:
 
     @property
     def samples(self) -> Sampler | None:
-        """``(dtype, device) -> iterable of Sample``: given with the rule, registered for it, or the default. None if none."""
+        """``(dtype, device) -> iterable of Sample``: given with the rule, registered, or the default; or None."""
         return self.given_samples or find_sampler(self.name) or self.default_samples
 
     @property
@@ -341,12 +341,12 @@ class Rule:
 
     @property
     def forward(self) -> Callable[..., Any] | None:
-        """A replacement for the operator's own forward, given or registered by `primal_for`; used under ``override(forward=True)`` only."""
+        """The replacement forward, given or registered by `primal_for`; only for ``override(forward=True)``."""
         return self.given_forward or _primals.get(self)
 
     @functools.cached_property
     def derivatives(self) -> dict[str, Any]:
-        """The derivatives that `derivative_of` has made of it."""
+        """The derivatives that `derivative_of` has made from it."""
         return {}
 
     def __copy__(self) -> Rule:
@@ -363,7 +363,7 @@ class Rule:
         return _registered, (self.name,)
 
     def _check_compiled(self, compiled: CompiledVjp) -> None:
-        """It must bind as the vjp that it stands for, and there must be one vjp, for its inputs alone."""
+        """It must bind like the vjp that it replaces, and there must be one vjp, for exactly its inputs."""
         if list(self.vjp) != [compiled.names]:
             raise ValueError(f"rule {self.name}: compiled_vjp is for {compiled.names}, the vjp for {list(self.vjp)}")
         outputs = self.signature.output_names
@@ -400,7 +400,7 @@ class Rule:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """The code that the formulas run; of a rule of this package only what its files, which are noted, do not say."""
+        """The code of the formulas; for a rule of this package only the part that is not in its recorded files."""
         given = (*self.vjp.values(), *self.jvp.values())
         if self.is_built_in:
             return " ".join(repr(f) for f in given if isinstance(f, ArgumentBinding))
@@ -464,26 +464,26 @@ def _keyed(rule: str, what: str, formulas: Formulas | None, entries: Sequence[Ar
 
 
 def saved_names(rule: Rule, vjp: Mapping[tuple[str, ...], Callable[..., Any]]) -> tuple[str, ...]:
-    """Which inputs and outputs of the rule's operator these formulas for the vjp ask for."""
+    """The inputs and outputs of the rule's operator that these formulas for the vjp use."""
     wanted = {p for f in vjp.values() for p in parameters(f)}
-    if rule.compiled_vjp is not None:  # its conditions are asked of constants
+    if rule.compiled_vjp is not None:  # its conditions read constants
         wanted |= set(rule.compiled_vjp.only)
     return tuple(n for n in (*rule.signature.names, *rule.signature.output_names) if n in wanted)
 
 
 def _code(function: Callable[..., Any]) -> str:
-    """The `fingerprint` of what a rule calls."""
+    """The `fingerprint` of a function that a rule calls."""
     if isinstance(function, ArgumentBinding):
         return f"{_code(function.formula)} {function!r}"
     return fingerprint(function.reference if isinstance(function, Formula) else function)
 
 
 def check_functional(what: str, op: Any, *, may_write: bool = False, may_be_composite: bool = False) -> None:
-    """Refuse operators whose derivative cannot be exchanged; ``what`` is to be bound to ``op``.
+    """Refuse operators whose derivative cannot be replaced; ``what`` is bound to ``op``.
 
     Args:
         may_write: to arguments that it does not return, which are constants of the derivative.
-        may_be_composite: and yet have a derivative of its own.
+        may_be_composite: but with its own derivative.
     """
     kind, returns = what.split()[0], op._schema.returns
     returned = not returns or any(r.alias_info is not None for r in returns)

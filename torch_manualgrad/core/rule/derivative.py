@@ -1,4 +1,4 @@
-"""Turns a `Rule` into a `Derivative`. The names of a formula's parameters say which values of a call it gets."""
+"""Turns a `Rule` into a `Derivative`. The names of a formula's parameters select the values of a call."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Plan:
     """One formula, and the position of each of its arguments in the tuple of known values.
 
     Attributes:
-        factors: the positions of the cotangents or tangents that it asks for, if these are some of them and not all.
+        factors: the positions of the cotangents or tangents that it uses, if these are not all of them.
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class _Plan:
         return [known[i] for i in self.places]
 
     def is_zero(self, known: Sequence[Any]) -> bool:
-        """Whether the formula would be given no cotangent or tangent, although others are there."""
+        """Whether the formula would receive no cotangent or tangent, although others exist."""
         return bool(self.factors) and all(known[i] is None for i in self.factors)
 
     def __call__(self, known: Sequence[Any]) -> Any:
         if self.constants:
             known = (*known, *self.constants)
-        if torch.compiler.is_dynamo_compiling():  # which does not trace an itemgetter
+        if torch.compiler.is_dynamo_compiling():  # Dynamo does not trace an itemgetter
             return self.call(*self._pick(known))
         return self.call(*self.pick(known))
 
@@ -89,7 +89,7 @@ def _is_of_this_package(function: Callable[..., Any]) -> bool:
     return str(getattr(inspect.unwrap(function), "__module__", "")).startswith(f"{__name__.partition('.')[0]}.")
 
 
-# Facts: properties that a formula can ask for, so that the tensor need not be saved. ``self_sizes`` is ``self.shape``.
+# Facts: properties that a formula can use without saving the tensor. ``self_sizes`` is ``self.shape``.
 _FACTS: dict[str, Callable[[Any], Any]] = {
     "sizes": lambda x: None if x is None else x.shape,
     "strides": lambda x: x.stride() if x is not None and x.layout is torch.strided else None,
@@ -107,7 +107,7 @@ def _of_each(fact: Callable[[Tensor], Any]) -> Callable[[Any], Any]:
 
 
 class _Busy(threading.local):
-    """Whether the rule's replacement forward runs on this thread. If it calls the operator itself, the call goes to PyTorch."""
+    """Whether the rule's replacement forward runs on this thread. Its own calls of the operator then go to PyTorch."""
 
     now = False
 
@@ -117,7 +117,7 @@ class RuleDerivative(Transposed):
 
     strong_zero = False
     bare = True  # whether `vjp` only calls the formulas
-    finite: RuleDerivative | None = None  # one whose `vjp` only calls them, and serves where the result is finite
+    finite: RuleDerivative | None = None  # one whose `vjp` only calls them, for finite results
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class RuleDerivative(Transposed):
         known = [*signature.names, *signature.output_names]
         self.saved = list(saved_names(rule, vjp))
         wanted = {p for f in vjp.values() for p in parameters(f)}
-        # formulas from outside the package are checked at each call, its own by its tests
+        # formulas of other packages are checked at each call, the package's own by its tests
         self.checked = not all(map(_is_of_this_package, (*vjp.values(), *rule.jvp.values())))
         if self.checked:
             wanted |= {f"{n}_sizes" for key in vjp for n in key}
@@ -188,7 +188,7 @@ class RuleDerivative(Transposed):
         if rule.reads_grad_mode:
             self.run = torch.enable_grad()(
                 self.run
-            )  # an autograd function switches it off; the operator must see it on, as the caller did
+            )  # an autograd function switches it off, but the operator must see the caller's state
 
     @functools.cached_property
     def saved_names(self) -> tuple[tuple[str, ...], list[int], tuple[str, ...]]:
@@ -217,7 +217,7 @@ class RuleDerivative(Transposed):
 
     @functools.cached_property
     def plain_call(self) -> Callable[..., Any] | None:
-        """``(values, *tensors) -> result`` for plain calls, with the derivative attached; None for an operator with lists."""
+        """``(values, *tensors) -> result`` for plain calls, with the derivative; None for an operator with lists."""
         found: Callable[..., Any] | None = functions(self).plain
         return found
 
@@ -229,7 +229,7 @@ class RuleDerivative(Transposed):
 
     @functools.cached_property
     def _from_result(self) -> tuple[RuleDerivative, list[int]] | None:
-        """The derivative that reads the result in place of the input, and the positions of the arguments that must be at least 0."""
+        """The derivative that reads the result, not the input, and the positions of arguments that must be >= 0."""
         given, names = self.rule.from_result, self.signature.names
         if given is None or self.strong_zero or self.forward is not None:
             return None
@@ -244,7 +244,7 @@ class RuleDerivative(Transposed):
         return derivative if all(values[i] >= 0 for i in nonnegative) else self
 
     def of_call(self, values: Sequence[Any]) -> RuleDerivative:
-        """The derivative of a call with these arguments, where it depends on them."""
+        """The derivative of a call, which may depend on these arguments."""
         return self
 
     def takes(self, values: Sequence[Any]) -> bool:
@@ -322,7 +322,7 @@ class RuleDerivative(Transposed):
                 for i, g in zip(inputs, found):
                     result[i] = None if needed[i] is False else g
         if self.checked:
-            refuse_recording("another package's vjp")  # as where one of ours differentiates a function itself
+            refuse_recording("another package's vjp")  # likewise if one of ours differentiates a function itself
             for i, grad in enumerate(result):
                 if i in self._sizes:
                     name, size = self.signature.names[i], static[self._sizes[i]]
@@ -362,19 +362,18 @@ class StrongRuleDerivative(RuleDerivative):
 
     A formula may have a variant with strong zeros, its attribute ``strong``, which then replaces it. Formulas without a
     variant run as they are. If a result is not finite, they run again under `StrongArithmetic`; a finite result needs
-    no second run, because 0 times a finite number is 0. If values cannot be read, they run under `StrongArithmetic` at
-    once.
+    no second run, because 0 times a finite number is 0. If values cannot be read, they run under `StrongArithmetic`
+    directly.
 
-    Some plain calls on the CPU are left to PyTorch when zeros are not strong. For these PyTorch's own gradients are
-    computed first, and are the result if they are finite (csrc/calls/stock.h).
+    Some plain calls on the CPU are left to PyTorch when zeros are not strong. For these, PyTorch's gradients are
+    computed first, and returned if they are finite (csrc/calls/stock.h).
 
-    A derivative calls operators whose arguments are cotangents or tangents. Their zeros are strong in the derivatives of
-    these calls too, in every order: `of_call` returns the derivative that knows which arguments these are.
+    A derivative calls operators whose arguments are cotangents or tangents. Their zeros are strong in the derivatives
+    of these calls too, in every order: `of_call` returns the derivative for these arguments.
 
     Args:
         rule: the rule.
-        linear: the places of the arguments that are cotangents or tangents, beside those that a backward operator calls
-            ``grad...``.
+        linear: the places of the arguments that are cotangents or tangents, besides a backward operator's ``grad...``.
     """
 
     strong_zero = True
@@ -433,7 +432,7 @@ class StrongRuleDerivative(RuleDerivative):
 
 
 class _InPlainArithmetic(StrongRuleDerivative):
-    """The formulas of a `StrongRuleDerivative`, run once, whatever their results are."""
+    """The formulas of a `StrongRuleDerivative`, run once, whatever their results."""
 
     def __init__(self, rule: Rule) -> None:
         super().__init__(rule)
@@ -450,11 +449,11 @@ def derivative_of(rule: Rule, *, forward: bool = False, strong_zero: bool = Fals
     Args:
         rule: the rule.
         forward: use the rule's replacement forward, if it has one.
-        strong_zero: return the `StrongRuleDerivative`, if `Rule.has_strong_zero`. It has no effect where the forward is
+        strong_zero: return the `StrongRuleDerivative`, if `Rule.has_strong_zero`. It has no effect if the forward is
             replaced.
 
     Raises:
-        ValueError: a parameter of a formula has a name that no value of a call has.
+        ValueError: the name of a formula's parameter matches no value of a call.
     """
     if forward and rule.forward is not None:
         how = "forward"

@@ -58,11 +58,11 @@ EMPTY = inspect.Parameter.empty
 
 
 class Source(NamedTuple):
-    """Where the value of one parameter comes from.
+    """The source of one parameter's value.
 
     Attributes:
-        name: what it is called where the function is bound; None: it is a constant.
-        value: the constant, or what the parameter is where that name is unknown; `EMPTY` if it must be known.
+        name: its name in the rule; None for a constant.
+        value: the constant, or the default if that name is unknown; `EMPTY` if it must be known.
     """
 
     name: str | None
@@ -74,8 +74,8 @@ class ArgumentBinding:
 
     Attributes:
         formula: the function: a formula, a Python function or an operator.
-        renamed: its parameters, with the name, or the constant, that each is bound to.
-        renames_only: whether each parameter is bound to a name of its own.
+        renamed: its parameters, each with its name in the rule or its constant.
+        renames_only: whether each parameter is bound to a different name.
     """
 
     def __init__(self, formula: Callable[..., Any], renamed: Mapping[str, Any]) -> None:
@@ -107,37 +107,37 @@ def bind(function: Callable[..., Any], /, **parameters: Any) -> ArgumentBinding:
     """A formula, a Python function or an operator for a rule, with other names for some of its parameters.
 
     ``bind(aten.threshold_backward.default, grad_output="grad", threshold=0)``: its ``grad_output`` is the rule's ``grad``.
-    An operator's arguments that are given by keyword only stay at their defaults.
+    Keyword-only arguments of an operator keep their defaults.
 
     Args:
         function: a `Formula`, a function with named parameters, or an ``OpOverload``.
-        parameters: for each parameter the name that it is bound to, or its value in every call, which may be anything but
-            a string. The others are bound by their own names.
+        parameters: for each parameter its name in the rule, or its value in every call, anything but a string. The
+            others are bound by their own names.
 
     Returns:
-        What `rule` and `elementwise` take as a function.
+        A function for `rule` and `elementwise`.
 
     Raises:
         ValueError: there is no such parameter.
     """
     made = ArgumentBinding(function, parameters)
-    made.__module__ = sys._getframe(1).f_globals.get("__name__", "")  # whose mistakes are checked at each call
+    made.__module__ = sys._getframe(1).f_globals.get("__name__", "")  # its mistakes are checked at each call
     return made
 
 
 def parameters(function: Callable[..., Any]) -> list[str]:
-    """The names to bind: those of all parameters that may be given by place.
+    """The names to bind: those of all positional parameters.
 
-    One that takes keywords only stays at its default, so that a lambda may carry constants.
+    Keyword-only ones keep their defaults, so that a lambda may carry constants.
 
     Raises:
-        TypeError, ValueError: nothing is known of the parameters.
+        TypeError, ValueError: the parameters are unknown.
     """
     return [name for name, _ in _by_place(function)]
 
 
 def sources(function: Callable[..., Any]) -> list[Source]:
-    """Where the parameters come from, in their order."""
+    """The sources of the parameters, in order."""
     if not isinstance(function, ArgumentBinding):
         return [Source(name, default) for name, default in _by_place(function)]
     return [_source(name, default, function.renamed) for name, default in _by_place(function.formula)]
@@ -158,12 +158,12 @@ def bound_to(function: Callable[..., Any], names: Sequence[str]) -> Callable[...
 
 
 def _by_place(function: Callable[..., Any]) -> list[tuple[str, Any]]:
-    """Name and default of each parameter that may be given by place."""
+    """Name and default of each positional parameter."""
     if (names := getattr(function, "parameter_names", None)) is not None:
         return [(name, EMPTY) for name in names]
     plain = function if type(function) is FunctionType and not function.__dict__ else inspect.unwrap(function)
     if isinstance(plain, FunctionType) and not plain.__code__.co_flags & inspect.CO_VARARGS:
-        # as inspect does it, at a twentieth of the time: a thousand functions are bound when the package is imported
+        # like inspect, in a twentieth of the time: a thousand functions are bound at import
         code, defaults = plain.__code__, plain.__defaults__ or ()
         given = (EMPTY,) * (code.co_argcount - len(defaults)) + defaults
         return list(zip(code.co_varnames, given))
@@ -180,19 +180,19 @@ NAMESPACE = "manualgrad"
 
 @dataclass(frozen=True, init=False)
 class Kernel:
-    """Code that computes what a formula says, and the calls that it takes.
+    """Code that computes a formula, and the calls that it takes.
 
     Args:
-        devices: the types of device that it runs on; none for a kernel in Python: all of them.
-        when: which calls it takes: a function of some of the formula's arguments, by their names, that asks for sizes,
-            dtypes and devices, and never for values. Without it, all of them on these devices.
-        python: the kernel, if it is in Python; else it is in ``csrc/``, and its results are contiguous. It may return
-            None: the body then has the call.
-        compiled: where the kernel in ``csrc/`` has other arguments or results than the formula: a function that
-            computes the same, and runs on other devices than these. ``python`` then takes calls on all devices, is
-            given the kernel before the arguments, and makes the formula's results of the kernel's.
-        tracked: whether it takes what autograd tracks, too, as its derivative is the body's: for a kernel that does more
-            than the body, such as to warn.
+        devices: the types of device that it runs on; none for a Python kernel, which runs on all.
+        when: selects its calls: a function of some of the formula's arguments, by name, that reads sizes, dtypes and
+            devices, but never values. Without it, all calls on these devices.
+        python: the kernel, if it is in Python; else it is in ``csrc/``, and its results are contiguous. If it returns
+            None, the body runs.
+        compiled: if the kernel in ``csrc/`` has other arguments or results than the formula: a function that computes
+            the same, for other devices. ``python`` then takes calls on all devices, receives the kernel before the
+            arguments, and converts the kernel's results to the formula's.
+        tracked: whether it also takes calls that autograd tracks, because its derivative is the body's: for a kernel
+            that does more than the body, such as a warning.
 
     Raises:
         ValueError: ``compiled`` without ``python``.
@@ -220,34 +220,33 @@ class Kernel:
 
 
 class _Route(NamedTuple):
-    """A kernel as it is reached."""
+    """How a kernel is reached."""
 
     devices: tuple[str, ...]
     when: Callable[..., bool] | None
-    places: tuple[int, ...]  # of what it asks for, among the formula's arguments
+    places: tuple[int, ...]  # of its `when` arguments, among the formula's arguments
     op: Any  # the overload
-    run: Callable[..., Any]  # the same, entered faster
+    run: Callable[..., Any]  # the same, with a faster entry
     python: Callable[..., Any] | None
     tracked: bool
 
 
 class Formula(CustomOp):
-    """A function of the mathematics, and the operator made of it.
+    """A mathematical function, and the operator made from it.
 
     It is transparent: autograd, vmap, fake tensors and the compiler see its body, and calling it runs the body at once.
-    Where a kernel takes the call and autograd does not track it, that runs in the body's place: an overload of the
-    operator, ``manualgrad::<name>.kernel`` or ``.python``, which is opaque. The body is its reference, its fake kernel,
-    its vmap rule, what runs on devices without the kernel, and what is differentiated when someone asks for the next
-    order.
+    If a kernel takes the call and autograd does not track it, the kernel runs instead: an overload of the operator,
+    ``manualgrad::<name>.kernel`` or ``.python``, which is opaque. The body is its reference, its fake kernel, its vmap
+    rule, and the fallback on devices without the kernel. It is also differentiated for the next order.
 
     With ``kernel`` the formula itself is opaque in this way, for any call.
 
     Attributes:
         kernels: types of device for which a compiled kernel exists.
         overloads: the opaque operators of a transparent formula, by the names of the overloads.
-        run: what a rule calls: the body, or the kernel that takes the call.
+        run: called by rules: the body, or the kernel that takes the call.
         in_python: whether it has a kernel in Python.
-        calls: what checks calls from outside.
+        calls: checks calls from outside.
     """
 
     def __init__(
@@ -322,12 +321,12 @@ class Formula(CustomOp):
         return self.overloads[name]
 
     def _completed(self, python: Callable[..., Any], given: Sequence[Any]) -> Callable[..., Any]:
-        """The kernel in Python, with what it is given and with every argument; the body where it returns None."""
+        """The Python kernel, with the given values and every argument; the body if it returns None."""
         body, signature, count = self.reference, self.signature, len(self.signature.names)
 
         @functools.wraps(python)
         def completed(*args: Any) -> Any:
-            if len(args) < count:  # the dispatcher leaves out what equals the default
+            if len(args) < count:  # the dispatcher omits arguments that equal the default
                 args = tuple(signature.bind(args, {}))
             result = python(*given, *args)
             return body(*args) if result is None else result
@@ -335,7 +334,7 @@ class Formula(CustomOp):
         return completed
 
     def _chosen(self, *args: Any, **kwargs: Any) -> Any:
-        """The first kernel that takes the call, and the body where there is none."""
+        """Run the first kernel that takes the call, or the body."""
         if len(args) < len(self.signature.names):
             args = tuple(self.signature.bind(args, kwargs))
         tracked, distributed, may_be_tracked, device = False, False, torch.is_grad_enabled(), None
@@ -345,7 +344,7 @@ class Formula(CustomOp):
                 if not may_be_tracked:
                     break
                 if x.requires_grad:
-                    tracked, distributed = True, is_distributed(x)  # these go to the body through the op's derivative
+                    tracked, distributed = True, is_distributed(x)  # these reach the body through the op's derivative
                     break
         for route in self._routes:
             if (
@@ -366,11 +365,10 @@ class Formula(CustomOp):
         ``cholesky_backward.bind(grad_L="grad", L="result")``: its ``L`` is the rule's ``result``.
 
         Args:
-            parameters: as in `bind`; a parameter that has a default, and whose name means nothing in the rule, stays at its
-                default.
+            parameters: as in `bind`; a parameter with a default whose name is unknown in the rule keeps its default.
 
         Returns:
-            What `rule` takes in place of the formula.
+            A function that `rule` takes instead of the formula.
 
         Raises:
             ValueError: there is no such parameter.
@@ -397,9 +395,9 @@ class Formula(CustomOp):
 
 
 def meets_nothing(values: Sequence[Any]) -> bool:
-    """Whether a call with these values would go through the dispatcher to the kernel and meet nothing on its way.
+    """Whether the dispatcher would pass a call with these values to the kernel unchanged.
 
-    The kernel is called at once then, which saves a third of a small formula's time.
+    The kernel is then called directly, which saves a third of a small formula's time.
     """
     if not is_below_autograd() or not only_autograd() or values_hidden() or bits_unread():
         return False
@@ -418,7 +416,7 @@ def _contiguous(body: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Documentation:
-    """The docstring of a formula, which is completed when it is first read."""
+    """The docstring of a formula, completed when it is first read."""
 
     def __init__(self, of_class: str | None) -> None:
         self._of_class = of_class
@@ -457,24 +455,24 @@ def formula(
     requires: Requirement | None = None,
     batched: bool = False,
 ) -> Any:
-    """Make a function the operator ``manualgrad::<its name>``; it is found as ``mg.ops.<its name>``.
+    """Make a function the operator ``manualgrad::<its name>``, also ``mg.ops.<its name>``.
 
     Args:
-        function: the mathematics, typed with what ``torch.library.infer_schema`` reads.
-        kernels: what runs in place of the body, and for which calls; of several, the first that takes a call.
+        function: the mathematics, with annotations for ``torch.library.infer_schema``.
+        kernels: run instead of the body, for the calls that they take; of several, the first that takes a call.
         kernel: types of device for which ``csrc/`` has a kernel that takes any call; the formula is then opaque.
-        namespace: of the operator, in place of ``manualgrad``: another package's own. The formula is then
+        namespace: of the operator, instead of ``manualgrad``: another package's own. The formula is then
             ``mg.ops["<namespace>::<its name>"]`` and ``torch.ops.<namespace>.<its name>``.
-        requires: what its docstring cannot declare of the arguments: a function of some of them, by their names, that returns
-            what is wrong, ``"offsets: ..."``, or an empty string. It is called where the formula is called from outside.
-        batched: the function under ``@f.impl("default")`` runs under vmap too, in place of the body, where nothing is
-            differentiated again. It calls operators that have rules for batches, and reads no values.
+        requires: checks that the docstring cannot declare: a function of some of the arguments, by name, that returns
+            an error, ``"offsets: ..."``, or an empty string. It runs for calls from outside.
+        batched: the function under ``@f.impl("default")`` also runs under vmap, instead of the body, if nothing is
+            differentiated again. It calls operators with vmap rules, and reads no values.
 
     Returns:
-        The `Formula`; without a function, what makes one of it.
+        The `Formula`; without a function, a decorator.
 
     Raises:
-        ValueError: the name is taken, the types cannot be read, or a kernel's ``when`` asks for what is no argument.
+        ValueError: the name is taken, the types cannot be read, or a kernel's ``when`` has an unknown argument.
     """
     kernels = (kernels,) if isinstance(kernels, Kernel) else tuple(kernels)
 
@@ -486,29 +484,30 @@ def formula(
 
 
 def known_finite(x: torch.Tensor) -> bool:
-    """Whether the values of x may be read here, and none is infinite or nan. Waits for a device."""
+    """Whether the values of x may be read here, and none is infinite or nan. Synchronizes."""
     refuse_recording("values are read where they may be")
     return values_readable((x,)) and are_finite((x,))
 
 
 def readable(x: torch.Tensor) -> bool | None:
-    """Whether a formula may depend on the values of x; None where one of a batch, or a wait for a device, is between."""
+    """Whether a formula may depend on the values of x; None if they are batched, or need a synchronization."""
     refuse_recording("values are read where they may be")
     if not values_readable([x]):
         return False
     return True if type(x) in PLAIN and x.is_cpu and not is_functorch_wrapped(x) else None
 
 
-# -- which formulas a function calls, read from its code: no list beside the code has to be kept true ------------------------
+# -- the formulas that a function calls, read from its code: no separate list must be maintained
+# -----------------------------
 
 _CORE = __name__.rpartition(".rule.")[0]
 
 
 def called_formulas(functions: Iterable[Callable[..., Any] | None]) -> tuple[Formula, ...]:
-    """The formulas that the functions are, bind or call, in the order in which they are found.
+    """The formulas that the functions are, bind or call, in order of discovery.
 
     Follows the names that the code of a function reads, its closures, defaults and wrapped functions, through helper
-    functions and tables, and stops at a formula: a formula's own calls are its own. A formula that is reached by a name
+    functions and tables, and stops at a formula. A formula that is reached by a name
     made at run time (``getattr``) is not found.
 
     Args:
@@ -518,7 +517,7 @@ def called_formulas(functions: Iterable[Callable[..., Any] | None]) -> tuple[For
         Each formula once.
     """
     found: dict[Formula, None] = {}
-    seen: dict[int, Any] = {}  # by identity; a value that is kept alive keeps its identity
+    seen: dict[int, Any] = {}  # by identity; kept alive, so that identities stay unique
     waiting = [f for f in reversed([*functions]) if f is not None]
     while waiting:
         value = waiting.pop()
@@ -531,14 +530,14 @@ def called_formulas(functions: Iterable[Callable[..., Any] | None]) -> tuple[For
 
 
 def _formula(value: Any) -> Formula | None:
-    """The formula that a value is, or whose operator it is."""
+    """The formula that is this value, or has it as its operator."""
     overload = None if isinstance(value, Formula) else custom_op_overload(value)
     op = value if overload is None else defined(overload.name())
     return op if isinstance(op, Formula) else None
 
 
 def _referenced(value: Any) -> Iterator[Any]:
-    """What a function, or a table of functions, refers to."""
+    """The objects that a function, or a table of functions, refers to."""
     if isinstance(value, ArgumentBinding):
         yield value.formula
     elif isinstance(value, functools.partial):
@@ -559,13 +558,13 @@ def _referenced(value: Any) -> Iterator[Any]:
 
 
 def _is_derivative_code(function: FunctionType) -> bool:
-    """Not the machinery that every rule shares: its names would be found for each rule."""
+    """False for the machinery that every rule shares: its names would be found for each rule."""
     module = function.__module__ or ""
     return module.split(".")[0] != "torch" and not module.startswith(f"{_CORE}.")
 
 
 def _named(code: CodeType, names: Mapping[str, Any]) -> Iterator[Any]:
-    """The globals that code reads, nested functions included, and what it reads of a module."""
+    """The globals that code reads, including nested functions, and the attributes that it reads of modules."""
     for name in code.co_names:
         value = names.get(name)
         if isinstance(value, ModuleType):

@@ -1,4 +1,4 @@
-"""The operators whose results an override with ``memory=True`` computes again in the backward."""
+"""The operators whose results an override with ``memory=True`` recomputes in the backward."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["Argument", "Recomputable", "recomputables"]
 
 @dataclass(frozen=True)
 class Argument:
-    """Where the node of a call has one of its tensors.
+    """The place of a call's tensor in its node.
 
     Attributes:
-        name: under which the node saves it. None: it does not.
-        edge: the place of its gradient among the outputs of the node, which leads to the node that has computed it.
+        name: under which the node saves it; None if it does not.
+        edge: the place of its gradient among the outputs of the node, which leads to the node that computed it.
         optional: it may be absent.
     """
 
@@ -28,20 +28,20 @@ class Argument:
 
 @dataclass(frozen=True)
 class Recomputable:
-    """How the first result of an operator is computed again from what its node keeps.
+    """How to recompute the first result of an operator from its node.
 
     Attributes:
         node: the name of the operator's nodes.
-        call: ``(*arguments, *constants) -> result``, with the same bits as the operator's.
+        call: ``(*arguments, *constants) -> result``, bitwise identical to the operator's.
         arguments: the tensors of the call.
         constants: the names under which the node saves the constants of the call.
         result: the name under which the node saves the result, if it does.
-        complete: ``(*arguments, *constants) -> constants``, where the node does not save all that the call needs; None if
-            the result is to be saved.
-        kept: how many of the arguments are those of the call; the others are for `complete` alone. None: all.
-        in_place: place of an argument -> the same call, which writes the result over that argument; the arguments are of
-            one shape and dtype.
-        takes_dtype: the dtype of the result follows the constants.
+        complete: ``(*arguments, *constants) -> constants``, if the node does not save everything that the call needs;
+            it returns None if the result must be saved.
+        kept: how many of the arguments belong to the call; the others are only for `complete`. None: all.
+        in_place: place of an argument -> the same call, which overwrites that argument with the result; the arguments
+            have one shape and dtype.
+        takes_dtype: the constants determine the dtype of the result.
     """
 
     node: str

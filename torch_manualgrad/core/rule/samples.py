@@ -1,4 +1,4 @@
-"""Samples and probes of rules, in modules of their own that are imported when a sample is first read."""
+"""Samples and probes of rules, in separate modules that are imported when a sample is first read."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _load() -> None:
 
 # -- samples drawn from a domain -----------------------------------------------------------------------------------------
 
-# Of one tensor; of several, the second shapes broadcast with the first, and further tensors have the first again.
+# For one tensor; with several, the second shapes broadcast with the first, and further tensors have the first again.
 _SHAPES: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
     ((3, 4), (3, 4)),
     ((2, 1, 3), (4, 1)),
@@ -145,7 +145,7 @@ def drawn(
 def _points(
     shape: tuple[int, ...], interval: Interval, dtype: torch.dtype, device: torch.device | str, seed: int
 ) -> Tensor:
-    """Numbers in the interval, clear of its ends and of zero; complex ones are a little off the real line."""
+    """Numbers in the interval, away from its ends and from zero; complex ones are slightly off the real line."""
     generator = torch.Generator().manual_seed(seed)
     unit = 0.08 + 0.84 * torch.rand(shape, dtype=torch.float64, generator=generator, device="cpu")
     low, high = interval
