@@ -26,7 +26,7 @@ class Lowered(Protocol):
         graph: of ATen operators.
         fakes: its arguments.
         sizes: the open sizes, if the graph has ``places`` for them.
-        places: where the arguments have them.
+        places: their places in the arguments.
     """
 
     graph: fx.GraphModule

@@ -251,7 +251,7 @@ def _flat(outputs: Any) -> list[Any]:
 
 
 class _Interpreted(Interpreter):
-    """Runs Dynamo's graph, or a segment of a call's, and marks where the program ends a derivative.
+    """Runs Dynamo's graph, or a segment of a call's graph, and marks the places where the program ends a derivative.
 
     Args:
         module: the graph, or the module that the segment reads from.

@@ -35,7 +35,7 @@ def inlined(graph: fx.GraphModule) -> fx.GraphModule:
 
 
 def _copied(graph: fx.GraphModule, to: fx.Graph, root: Any, known: dict[Any, Any], marks: dict[str, Any]) -> Any:
-    """Append the nodes of a graph to another, whose attributes are those of ``root``, and return what the graph returns."""
+    """Append the nodes of a graph to another, with the attributes of ``root``, and return its outputs."""
     for node in graph.graph.nodes:
         if node.op == "output":
             return fx.map_arg(node.args[0], known.__getitem__)

@@ -53,7 +53,7 @@ class Unknown(Structure):
         """The tensors of a tree of this structure.
 
         Args:
-            tree: what a function returned.
+            tree: the result of a function.
             what: the name of the function in errors.
             like: tensors with the required shapes.
 

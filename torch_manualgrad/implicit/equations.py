@@ -108,8 +108,8 @@ def equation_solver(
     Args:
         name: of the public function.
         users: the functions of the user, with their names in errors.
-        make: the equation, from the functions or their graphs, what wraps the solver, the structures of $x$ and of the
-            parameters, and their tensors.
+        make: the equation, from the functions or their graphs, the wrapper of the solver, the structures of $x$ and of
+            the parameters, and their tensors.
         options: of the linear problems.
         kinds: of the functions' results, as in `graphs.traced`.
     """
@@ -155,7 +155,7 @@ def called(
         x: the first argument, such as a starting point.
         params: the other arguments of the functions.
         options: of ``solve``.
-        node: what a graph has.
+        node: describes the call in a graph.
         others: further functions of the user that do not change the solution.
     """
 

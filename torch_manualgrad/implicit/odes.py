@@ -325,8 +325,8 @@ def odeint(
         HiddenTensorError: ``f`` reads a tensor that requires grad and is not an argument.
 
     Note:
-        Where not differentiable: in the time of an event, such as a bounce; where ``f`` is not, as an integral over such
-        points its derivative exists but is less accurate.
+        Where not differentiable: in the time of an event, such as a bounce. Across points where ``f`` is not
+        differentiable the derivative exists, but is less accurate.
 
     References:
         Dormand and Prince, J. Comput. Appl. Math. 6 (1980) 19; Chen et al., Neural Ordinary Differential Equations,

@@ -122,7 +122,7 @@ def _untracked(x: Tensor) -> Tensor:
 
 
 def push_forward(function: Callable[..., Values], primals: Values, tangents: Values) -> Values:
-    """The jvp, as the vjp of the vjp: it needs no operator to have a forward derivative."""
+    """The jvp, as the vjp of the vjp, so that no operator needs forward mode."""
     results, pull = pull_back(function, primals)
     point = [torch.ones_like(r) for r in results]  # the same at every point: the vjp is linear
     return pull_back(lambda *cotangents: pull(cotangents), point)[1](matching(tangents, primals))

@@ -136,8 +136,8 @@ def general_function(derivative: Derivative) -> Any:
         else:
             # An autograd function switches grad mode and forward AD off. Both are needed: an outer functorch level must
             # track this computation, or a second derivative loses the term through a saved output; not if the caller
-            # has switched grad mode off. A level's wrapper hides a lazy conjugation, as of cuSOLVER's Vh, from views
-            # and from the tangent.
+            # has switched grad mode off. A level's wrapper hides a lazy conjugation, such as of cuSOLVER's Vh, from
+            # views and from the tangent.
             with torch.set_grad_enabled(call.grad_mode), forward_ad_enabled(True), below_autograd():
                 result = derivative.redispatch(call.keyset, values)
                 outputs = (result,) if one_output else signature.outputs(result)
@@ -421,8 +421,7 @@ def _zero(output: Any) -> Tensor | None:
 # -- names and attributes of nodes ------------------------------------------------------------------------------------
 #
 # Programs that inspect a graph read these: the name of a node, a saved tensor (``_saved_self``, ``_raw_saved_self``), hooks
-# on one saved tensor. A node has the attributes for what its rule saves, which may be less, or more, than what PyTorch's
-# derivative saves.
+# on one saved tensor. A node has attributes for the values that its rule saves, which may be fewer or more than PyTorch's.
 
 # A fact is a property that is saved instead of a tensor, such as its sizes. The names are those of PyTorch's nodes.
 FACTS = {"sizes": "sym_sizes", "strides": "sym_strides", "storage_offset": "sym_storage_offset", "dtype": "scalar_type"}

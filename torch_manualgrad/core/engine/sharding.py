@@ -30,7 +30,7 @@ def register_with(register: Callable[[], None]) -> None:
 
 
 def ensure_registered(op: Any = None) -> None:
-    """Register the strategies of this operator, or of all ours, once ``DTensor`` is imported."""
+    """Register the missing strategies of this operator, or of all ours, if ``DTensor`` is imported."""
     global _count
     if "torch.distributed.tensor" not in sys.modules or op in registered or not _register:
         return

@@ -31,7 +31,7 @@ def transposed_jvp(
     Args:
         derivative: with the vjp.
         inputs: the primals.
-        outputs: what the operator returned.
+        outputs: the results of the operator.
         tangents: of the inputs; None for zero.
 
     Returns:

@@ -33,7 +33,7 @@ def _dtensor() -> Any:
 def constants_replicated(tensors: Sequence[Any]) -> Any:
     """A context in which a plain tensor among distributed ones is the same on every rank, like a formula's constants.
 
-    PyTorch's own ``implicit_replication`` does not restore what was set before.
+    PyTorch's own ``implicit_replication`` does not restore the previous setting.
     """
     kind = _dtensor()
     return nullcontext() if kind is None or not any(isinstance(x, kind) for x in tensors) else _replicated()

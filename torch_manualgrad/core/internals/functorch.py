@@ -74,7 +74,7 @@ __all__ = [
 
 
 class SingleLevelFunction(_SingleLevelFunction):
-    """An autograd.Function that acts on one functorch level only, as a kernel at the Autograd key must."""
+    """An autograd.Function that acts on only one functorch level, as required in a kernel at the key Autograd."""
 
     # compiled autograd reads it from every node's class, but only torch.autograd.Function has it
     _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)

@@ -54,7 +54,7 @@ def in_clean_state(autocast: bool = False) -> Iterator[None]:
     """Outside of all modes, transforms and dispatch guards: a graph may be traced in the middle of a backward.
 
     Args:
-        autocast: keep autocast on where it is on.
+        autocast: keep autocast if it is on.
     """
     excluded = _excluded
     if autocast:

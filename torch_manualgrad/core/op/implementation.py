@@ -209,7 +209,7 @@ def check_gradients(signature: Signature, location: str, values: Sequence[Any], 
 
     Args:
         signature: of the op.
-        location: where the backward was written.
+        location: of the backward's source.
         values: the arguments of the call, with tensors replaced by their shapes, so that none is kept alive.
         found: the result of the backward.
 
@@ -339,7 +339,7 @@ def check_tangents(signature: Signature, location: str, outputs: Sequence[Any], 
 
     Args:
         signature: of the op.
-        location: where the jvp was written.
+        location: of the jvp's source.
         outputs: the results of the op.
         found: the result of the jvp.
 
@@ -398,7 +398,7 @@ def check_outputs(
     Args:
         name: of the op.
         signature: of the op.
-        location: where the implementation was written.
+        location: of the implementation's source.
         args, kwargs: of the call.
         result: its result.
 

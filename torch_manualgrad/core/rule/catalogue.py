@@ -99,7 +99,7 @@ def gap(*names: str, reason: str) -> None:
 
     Args:
         names: operators, ``"aten::unique_dim"``.
-        reason: why not, and what PyTorch does.
+        reason: why not, and PyTorch's behaviour.
 
     Raises:
         ValueError: one has a rule, or another entry; or there is no reason.

@@ -63,7 +63,7 @@ def _value(x: Any) -> Any:
     return x.detach() if isinstance(x, Tensor) else x
 
 
-# by what reaches ``__torch_function__``
+# by the functions that reach ``__torch_function__``
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.cov: _cov,
     Tensor.cov: _cov,

@@ -182,7 +182,7 @@ def absolute(x: Coefficients) -> Coefficients:
     x = [sign, *scale(x[1:], inverse)]
     conjugate = [None if c is None else c.conj() for c in x]
     z: Coefficients = [torch.where(y[0] == 0, 0, torch.ones_like(y[0]))]
-    for k in range(1, len(x)):  # 2 z[0] z[k] = 2 Re(conj(x[0]) x[k]) + what the coefficients between contribute
+    for k in range(1, len(x)):  # 2 z[0] z[k] = 2 Re(conj(x[0]) x[k]) + the part of the coefficients between
         linear = None if x[k] is None else (sign.conj() * x[k]).real
         square = convolve([*x[:k], None], conjugate[:k], k, start=1)
         known = convolve([*z, None], z, k, start=1)
