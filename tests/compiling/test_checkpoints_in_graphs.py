@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 from helpers import modes
+from helpers.interpreters import run_python
 from torch import nn
 from torch.func import grad, vmap
 from torch.nn import functional as F
@@ -212,3 +213,44 @@ def test_sizes_may_be_open():
             found, expected = (modes.derivatives(f, values, mode) for f in (compiled, PLAIN["nested"]))
             for a, b in zip(found, expected, strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "checkpoint", [mg.checkpoint, lambda f: lambda x: torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False)]
+)
+def test_attention_without_dropout(checkpoint):
+    """PyTorch marks its attention as random even then."""
+    layer = nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True, dtype=F64)
+    found = []
+    for f in (layer, torch.compile(lambda x: checkpoint(layer)(x), backend=GRAPHS, fullgraph=True)):
+        x = torch.linspace(-1, 1, 24, dtype=F64).view(2, 3, 4).requires_grad_()
+        with mg.override():
+            (first,) = torch.autograd.grad(f(x).sin().sum(), x, create_graph=True)
+            found.append((first, *torch.autograd.grad(first.square().sum(), [x, layer.linear1.weight])))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-10)
+
+
+FIRST_CALL = """
+import torch, torch_manualgrad as mg
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return mg.checkpoint(torch.tanh)(x)
+
+x = torch.ones(3, requires_grad=True)
+compiled = torch.compile(Net(), backend={backend!r}, fullgraph=True)
+for _ in range(2):
+    compiled(x).sum().backward()
+torch.testing.assert_close(x.grad, 2 * (1 - torch.ones(3).tanh() ** 2))
+double = mg.elementwise("aten::tanh", lambda result: 2 * (1 - result**2), register=False)
+with mg.override(double):
+    compiled(x).sum().backward()
+torch.testing.assert_close(x.grad, 4 * (1 - torch.ones(3).tanh() ** 2))
+"""
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "manualgrad"])
+def test_a_part_of_the_package_that_dynamo_imports(backend, tmp_path):
+    """The graph that is being traced has no guard yet."""
+    run = run_python("-c", FIRST_CALL.format(backend=backend), folder=tmp_path)
+    assert run.returncode == 0, run.stderr

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from . import activation
-from .internals import guard_compiled_graphs
+from .internals import guard_compiled_graphs, is_dynamo_at_work
 from .once import is_defining
 
 __all__ = ["digest", "fingerprint", "is_filled", "note_file", "put", "remember", "settle", "state"]
@@ -36,6 +36,7 @@ _state: str | None = ""  # None: computed from `_exchanged` when it is read
 _OURS = re.compile(r"(\|torch_manualgrad:[0-9a-f]{16})+$")
 _files: set[str] = set()  # of definitions whose code is not in `_code` yet
 _guarded = False
+_outdated = False  # there may be graphs without the guard
 
 
 def _no_rules() -> tuple[str, str]:
@@ -134,14 +135,18 @@ def _tag() -> None:
 
 
 def _guard() -> None:
-    """Install the guard as soon as Dynamo is imported; graphs older than the guard are dropped, once.
+    """Install the guard in Dynamo as soon as it is imported. Graphs that are older than the guard are dropped, once.
 
-    If this version of Dynamo has no place for the guard, all graphs are dropped at each change: slower, but right.
+    If the guard cannot be installed (another version of Dynamo), each change drops all graphs. This is slower, but correct.
     """
-    global _guarded
-    if "torch._dynamo" in sys.modules and not _guarded:
+    global _guarded, _outdated
+    if "torch._dynamo" not in sys.modules:
+        return
+    if not _guarded:
+        _guarded, _outdated = guard_compiled_graphs(state, _tag), True
+    if _outdated and not is_dynamo_at_work():  # Dynamo may have imported a part of this package
         torch.compiler.reset()
-        _guarded = guard_compiled_graphs(state, _tag)
+        _outdated = False
 
 
 def digest(data: bytes | str) -> str:

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NoReturn, TypeVar
 
 import torch
+from torch._guards import CompileContext
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
 from torch.utils import _pytree as pytree
@@ -25,6 +26,7 @@ __all__ = [
     "graph_breaks",
     "graph_is_for",
     "guard_compiled_graphs",
+    "is_dynamo_at_work",
     "is_exporting",
     "is_node_open",
     "pytree",
@@ -235,6 +237,11 @@ def _innermost(backend: Any) -> Any:
 
 
 _guarded = False
+
+
+def is_dynamo_at_work() -> bool:
+    """Whether Dynamo compiles a function on this thread: it runs code of the program, such as imports."""
+    return CompileContext.try_get() is not None
 
 
 def guard_compiled_graphs(state: Callable[[], object], begin: Callable[[], None] = lambda: None) -> bool:

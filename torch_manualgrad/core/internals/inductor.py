@@ -120,10 +120,18 @@ def traced(
 
 
 def partitioned(joint: torch.fx.GraphModule, outputs: int) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """The forward and the backward of a joint graph, which save the fewest bytes that the recomputation rules allow."""
-    from torch._functorch.partitioners import min_cut_rematerialization_partition  # importing the compiler is slow
+    """The forward and the backward of a joint graph, with the fewest bytes saved that its recomputation rules allow.
 
-    return min_cut_rematerialization_partition(joint, None, num_fwd_outputs=outputs)
+    Its operators draw no random numbers. Attention without dropout is only marked as if it did.
+    """
+    from torch._functorch import partitioners  # importing the compiler is slow
+
+    keep_random_states: Any = partitioners.functionalize_rng_ops
+    partitioners.functionalize_rng_ops = lambda _joint, forward, backward, *_: (forward, backward)
+    try:
+        return partitioners.min_cut_rematerialization_partition(joint, None, num_fwd_outputs=outputs)
+    finally:
+        partitioners.functionalize_rng_ops = keep_random_states
 
 
 def compiled(graph: torch.fx.GraphModule, fakes: Sequence[Any], mode: Any) -> Callable[[list[Any]], Sequence[Any]]:
