@@ -337,3 +337,13 @@ def test_a_derivative_that_is_another_one_for_short_tensors():
             same([g, *torch.autograd.grad(g.sin().sum(), x)], [h, *torch.autograd.grad(h.sin().sum(), x)])
         for x in inputs:
             same(torch.autograd.grad(compiled_f(x).sum(), x), torch.autograd.grad(f(x).sum(), x))
+
+
+def test_the_batch_of_a_laplacian():
+    """Taylor series take no open sizes: each size is compiled."""
+    net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh()).to(torch.float64)
+    laplacian = mg.forward_ad.laplacian(net, batch_dims=1)
+    compiled = mg.compile(lambda x: laplacian(x), lowering="eager", fullgraph=True)
+    for n in (5, 6, 7):
+        x = torch.linspace(-1, 1, 2 * n, dtype=torch.float64).view(n, 2)
+        torch.testing.assert_close(compiled(x), laplacian(x), rtol=1e-12, atol=1e-12)

@@ -38,7 +38,7 @@ class _Plan:
     """
 
     def __init__(
-        self, rule: str, what: str, function: Callable[..., Any], names: Sequence[str], linear: Sequence[str]
+        self, rule: Rule, what: str, function: Callable[..., Any], names: Sequence[str], linear: Sequence[str]
     ) -> None:
         formula = function.formula if isinstance(function, ArgumentBinding) else function
         self.call = formula.run if isinstance(formula, Formula) else formula
@@ -49,16 +49,15 @@ class _Plan:
             if name in names:
                 if names.count(name) > 1:
                     raise ValueError(
-                        f"rule {rule}: the {what} formula asks for {name!r}, but two values have this name"
+                        f"rule {rule.name}: the {what} formula asks for {name!r}, but two values have this name"
                     )
                 self.places.append(names.index(name))
             elif name is None or isinstance(formula, Formula) and value is not EMPTY:
                 self.places.append(len(names) + len(self.constants))
                 self.constants += (value,)
             else:
-                raise ValueError(
-                    f"rule {rule}: the {what} formula asks for {name!r}, which is not one of {list(names)}"
-                )
+                known = [*dict.fromkeys((*rule.signature.names, *rule.signature.output_names, *names))]
+                raise ValueError(f"rule {rule.name}: the {what} formula asks for {name!r}, which is not one of {known}")
         self.pick = itemgetter(*self.places) if len(self.places) > 1 else self._pick
         factors = {names.index(n) for n in linear}
         asked = factors.intersection(self.places)
@@ -157,7 +156,7 @@ class RuleDerivative(Transposed):
         self.grad_names = signature.cotangent_names
         names = [*tensors, *constants, *facts, *self.grad_names, "output_mask"]
         self.vjps = [
-            (_Plan(rule.name, "vjp", self.meant(f), names, self.grad_names), [signature.names.index(n) for n in key])
+            (_Plan(rule, "vjp", self.meant(f), names, self.grad_names), [signature.names.index(n) for n in key])
             for key, f in vjp.items()
         ]
         self.uses = [({p for p in plan.places if p < len(tensors)}, inputs) for plan, inputs in self.vjps]
@@ -174,7 +173,7 @@ class RuleDerivative(Transposed):
         differentiated = [tangents[i] for i in signature.tensor_like]
         self._jvps = [
             (
-                _Plan(rule.name, "jvp", self.meant(f), names, differentiated),
+                _Plan(rule, "jvp", self.meant(f), names, differentiated),
                 [signature.output_names.index(n) for n in key],
             )
             for key, f in rule.jvp.items()

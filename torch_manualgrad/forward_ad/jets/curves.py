@@ -75,7 +75,7 @@ def series_of(
 def start(space: Space, coefficients: Sequence[Any], batch_dims: int) -> Any:
     """The jet of an argument; if its first dimensions count examples, operators that mix these raise."""
     found = space.jet(coefficients)
-    shape = tuple(found.shape)
+    shape = tuple([next(iter({n: None})) for n in found.shape])  # Dynamo closes a size that is the key of a dictionary
     if space.batch_of is not None and math.prod(shape[:batch_dims]) > 1:
         found.examples = first_examples(shape, batch_dims)
     return found
