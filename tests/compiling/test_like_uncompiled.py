@@ -322,6 +322,7 @@ def test_a_compiled_program_does_what_it_does_uncompiled(name):
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.slow
 def test_states_of_an_lstm_have_their_shape():
     torch.manual_seed(0)
     zeros, weights = ones(4, 2, 3) * 0, list(nn.LSTM(4, 3, 2, bidirectional=True).double().parameters())

@@ -44,7 +44,9 @@ def test_graphs_have_the_derivatives_of_the_function(name):
     compare(name, ("fwd", "revrev"), "eager")
 
 
-@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize(
+    "name", [n if n in ("transformer", "lstm_layer") else pytest.param(n, marks=pytest.mark.slow) for n in LONG]
+)
 def test_graphs_have_the_first_derivatives_of_the_function(name):
     compare(name, ("rev", "fwd"), "eager")
 
