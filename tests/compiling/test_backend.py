@@ -300,8 +300,12 @@ def test_the_backend_has_a_name_and_options():
     x = points(3, requires_grad=True)
     f = torch.compile(torch.sin, backend="manualgrad", options={"lowering": "eager"})
     torch.testing.assert_close(torch.autograd.grad(f(x).sum(), x)[0], x.cos())
+    with pytest.raises(ValueError, match="lowering: expected one of 'inductor', 'eager', got 'fast'"):
+        mg.compile(torch.sin, lowering="fast")
     with pytest.raises(Exception, match="lowering: expected one of 'inductor', 'eager', got 'fast'"):
-        mg.compile(torch.sin, lowering="fast")(x)
+        torch.compile(torch.sin, backend="manualgrad", options={"lowering": "fast"})(x)
+    with pytest.raises(TypeError, match="no option 'lowerings'; expected dynamic, fullgraph, lowering or fallback"):
+        mg.compile(torch.sin, lowerings="eager")
 
 
 def test_graphs_that_inductor_refuses_run_uncompiled(monkeypatch):

@@ -46,7 +46,7 @@ def backend(
     """
     chosen = Options(**{"lowering": lowering, "fallback": fallback, **(options or {})})
     if chosen.lowering not in lowerings:
-        raise ValueError(f"lowering: expected one of {', '.join(map(repr, lowerings))}, got {chosen.lowering!r}")
+        raise ValueError(_unknown(chosen.lowering))
     chosen = chosen._replace(line=watching.line_of(graph))
     if any(map(_has_wrong_shape, _nodes(graph))):  # the graph, and the code around it, may hold them as numbers
         wrong = Unsupported("Dynamo of this torch is wrong about the shapes of torch.lstm")
@@ -80,9 +80,17 @@ def compile(function: Any = None, /, *, dynamic: bool | None = None, fullgraph: 
 
     Returns:
         The result of ``torch.compile``.
+
+    Raises:
+        TypeError: an unknown option.
+        ValueError: an unknown lowering.
     """
     if function is None:
         return functools.partial(compile, dynamic=dynamic, fullgraph=fullgraph, **options)
+    if unknown := sorted(options.keys() - {"lowering", "fallback", "options"}):
+        raise TypeError(f"compile: no option {unknown[0]!r}; expected dynamic, fullgraph, lowering or fallback")
+    if (lowering := options.get("lowering", "inductor")) not in lowerings:
+        raise ValueError(_unknown(lowering))
     chosen = functools.partial(backend, **{"fallback": not fullgraph, **options})
     made: Any = torch.compile(function, backend=chosen, dynamic=dynamic, fullgraph=fullgraph)
     if isinstance(function, torch.nn.Module):
@@ -94,6 +102,10 @@ def compile(function: Any = None, /, *, dynamic: bool | None = None, fullgraph: 
         return call(function, whole, args, kwargs) if in_functorch() else made(*args, **kwargs)
 
     return compiled
+
+
+def _unknown(lowering: object) -> str:
+    return f"lowering: expected one of {', '.join(map(repr, lowerings))}, got {lowering!r}"
 
 
 def _nodes(graph: fx.GraphModule) -> Iterator[fx.Node]:
