@@ -13,6 +13,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._ordered_set import OrderedSet
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..versions import reached
 from .functorch import saved_tensors_unhooked
 from .tracing import outside_of_compiler
 
@@ -140,8 +141,9 @@ def compiled(graph: torch.fx.GraphModule, fakes: Sequence[Any], mode: Any) -> Ca
     from torch._inductor import config  # importing the compiler is slow
     from torch._inductor.compile_fx import compile_fx_inner  # importing the compiler is slow
 
-    # On the CPU a small graph spends much of its time in the code that calls its kernels.
-    in_cpp = {"cpp_wrapper": True} if all(x.device.type == "cpu" for x in fakes if isinstance(x, torch.Tensor)) else {}
+    # On the CPU a small graph spends much of its time in the code that calls its kernels. Not tried with older versions.
+    on_cpu = all(x.device.type == "cpu" for x in fakes if isinstance(x, torch.Tensor))
+    in_cpp = {"cpp_wrapper": True} if on_cpu and reached("2.13") else {}
     with tracing(TracingContext(mode)), torch.no_grad(), config.patch(in_cpp), _writes_in_order():
         return compile_fx_inner(graph, fakes, is_inference=True)
 
