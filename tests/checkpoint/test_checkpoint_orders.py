@@ -299,6 +299,15 @@ def test_a_mask_is_the_same_in_every_derivative(name):
             (dual(grad(f)), second),
         ):
             close(found, expected, rtol=1e-6, atol=1e-6)
+        (g,) = torch.autograd.grad(f(y), y, create_graph=True)
+        batched = lambda: torch.autograd.grad(g, y, torch.stack([v, 2 * v]), is_grads_batched=True)[0]  # noqa: E731
+        if name in ("of channels", "transformer"):  # the mask is not that of F.dropout
+            for program in (batched, lambda: hessian(f)(x)):
+                with pytest.raises(RuntimeError, match="random"):
+                    program()
+            return
+        close(batched(), torch.stack([second, 2 * second]), rtol=1e-6, atol=1e-6)
+        close((hessian(f)(x) * v).sum((-3, -2, -1)), second, rtol=1e-6, atol=1e-6)
 
 
 def test_parameters_by_functional_call():

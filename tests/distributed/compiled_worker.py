@@ -1,4 +1,4 @@
-"""Cases on distributed tensors, compiled: 2 ranks, which write what they find.
+"""Compiled cases on distributed tensors: two ranks write their errors to files.
 
 python compiled_worker.py aot_eager '["softmax"]' folder
 """

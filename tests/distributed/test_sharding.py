@@ -98,7 +98,7 @@ COMPILED = [name for i, name in enumerate(CASES) if i % 4 == 0 or name in REFUSE
 
 @pytest.fixture(scope="session")
 def found_compiled(tmp_path_factory):
-    """What a rank found; both run beside each other, once for the fast cases and once for the others."""
+    """The results of a rank. Both ranks run at the same time: once for the fast cases, once for the others."""
 
     @functools.cache
     def results(backend, is_fast, rank):

@@ -1,4 +1,4 @@
-"""How a graph is run: compiled by inductor, or operator by operator."""
+"""Runs graphs: compiled by inductor, or operator by operator. Rewrites what inductor or BLAS would compute slowly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 class Lowered(Protocol):
-    """What is run: a `function.Function`.
+    """The attributes of a `function.Function` that are needed to run it.
 
     Attributes:
         graph: of ATen operators.
@@ -82,19 +82,19 @@ def _mm(a: Tensor, b: Tensor) -> Tensor:
     return inductors("mm")(a, b)
 
 
-def _silu(x: Tensor) -> Tensor:
-    """By the sigmoid, which its derivatives also need."""
-    return x * torch.sigmoid(x) if _is_wide(x) else inductors("silu")(x)
+def _sigmoid(x: Tensor) -> Any:
+    """As inductor computes it on the CPU, with the exponential that `aten.silu` needs, too."""
+    return (1 + x.neg().exp()).reciprocal() if _is_wide(x) and x.device.type == "cpu" else NotImplemented
 
 
-_FASTER: dict[Any, Callable[..., Any]] = {aten.mm.default: _mm, aten.silu.default: _silu}
+_FASTER: dict[Any, Callable[..., Any]] = {aten.mm.default: _mm, aten.sigmoid.default: _sigmoid}
 
 
 def _computed_once(graph: fx.GraphModule) -> None:
-    """Compute equal exponentials once. Inductor keeps those with several readers, and recomputes the others."""
+    """Compute equal exponentials once. Inductor stores one with several readers, and would recompute the others."""
     known: dict[Any, fx.Node] = {}
     for node in graph.graph.nodes:
-        if node.target in (aten.sigmoid.default, aten.exp.default) and _is_wide(node.meta["val"]):
+        if node.target in (aten.neg.default, aten.exp.default) and _is_wide(node.meta["val"]):
             first = known.setdefault((node.target, node.args[0]), node)
             if first is not node:  # outputs share no memory
                 node.replace_all_uses_with(first, delete_user_cb=lambda user: user.op != "output")
@@ -103,5 +103,5 @@ def _computed_once(graph: fx.GraphModule) -> None:
 
 
 def _is_wide(x: Tensor) -> bool:
-    """Whether rounding a result to the dtype loses nothing: fused operators keep half precision in float32."""
+    """Whether storing a value loses no accuracy: inductor keeps half precision in float32 inside of a kernel."""
     return x.dtype in (torch.float32, torch.float64)

@@ -425,7 +425,7 @@ def _refuse_other_dtypes(nodes: Sequence[Any], expected: Sequence[Any]) -> None:
 
 
 def _views(graph: fx.GraphModule) -> tuple[list[tuple[str, Any, list[Any]]], list[Any]]:
-    """How each output is made, and the nodes that the function must return."""
+    """Recipes for the outputs, and the nodes that the function must return for them."""
     outputs = graphs.outputs_of(graph)
     chains = [_chain(node) if isinstance(node, fx.Node) else [] for node in outputs]
     roots = [chain[-1] for chain in chains if chain]

@@ -99,7 +99,7 @@ _substitutions = _Substitutions()
 
 @contextlib.contextmanager
 def substituting(function: Callable[[Any], Any]) -> Iterator[None]:
-    """A context in which functions read ``function(x)`` instead of ``x``."""
+    """Context manager: functions read ``function(x)`` instead of ``x``."""
     _substitutions.functions.append(function)
     try:
         yield
@@ -253,7 +253,7 @@ _CUTS = (Tensor.detach, _data.__get__)
 
 
 class Watch(TorchFunctionMode):
-    """A context in which reading a tracked tensor that is not an argument raises.
+    """Context manager: reading a tracked tensor that is not an argument raises.
 
     Args:
         what: the name of the function in errors.

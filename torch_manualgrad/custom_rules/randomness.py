@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,19 +12,29 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from ..core.internals import PLAIN, calls_seen, in_functorch, is_batched, is_traced_to_graph, value_of
+from ..core.internals import (
+    PLAIN,
+    calls_seen,
+    in_batched_gradients,
+    in_functorch,
+    is_batched,
+    is_traced_to_graph,
+    outside_of_transforms,
+    value_of,
+)
 
 __all__ = ["RandomState"]
 
 
 class _Dropout(TorchFunctionMode):
-    """Dropout draws the same masks when a function is called and when it is computed again.
+    """Makes dropout draw the same masks in a call of a function and in its recomputation.
 
-    PyTorch fills a mask in the order of memory, which may differ under ``torch.func``, or in the order of the dimensions there.
+    PyTorch fills a mask in the order of memory, and under ``torch.func`` in the order of the dimensions. Strides may differ
+    there, too.
 
     Args:
-        layouts: for each call of dropout the strides of the mask, None if it is PyTorch's own.
-        is_again: the function is computed again. Otherwise the list is filled.
+        layouts: the strides of the mask for each call of dropout; None leaves the mask to PyTorch.
+        is_again: whether this is the recomputation. The first call fills the list.
     """
 
     def __init__(self, layouts: list[tuple[int, ...] | None], is_again: bool) -> None:
@@ -46,10 +56,12 @@ class _Dropout(TorchFunctionMode):
             self.layouts.append(layout)
         else:
             layout = next(self._again, None)
-        if layout is None or not in_functorch() and layout == input.stride():
+        transformed = in_functorch() or in_batched_gradients()
+        if layout is None or not transformed and layout == input.stride():
             return self._as_pytorch(func, input, p, training, inplace)
-        mask = torch.empty_strided(input.shape, layout, dtype=input.dtype, device=input.device)
-        mask.bernoulli_(1 - p).div_(1 - p)
+        with outside_of_transforms() if transformed else nullcontext():  # one mask for all cotangents of a batch
+            mask = torch.empty_strided(input.shape, layout, dtype=input.dtype, device=input.device)
+            mask.bernoulli_(1 - p).div_(1 - p)
         return input.mul_(mask) if inplace or func == torch.dropout_ else input * mask
 
     @staticmethod
@@ -107,7 +119,7 @@ class RandomState:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """A context that draws the same numbers again, and restores the generators at its end.
+        """Context manager: the same numbers are drawn again. The generators are restored at its end.
 
         Raises:
             RuntimeError: the call was traced to a graph, which cannot draw the same numbers again.

@@ -31,7 +31,7 @@ def _dtensor() -> Any:
 
 
 def constants_replicated(tensors: Sequence[Any]) -> Any:
-    """A context in which a plain tensor among distributed ones is the same on every rank, like a formula's constants.
+    """Context manager: a plain tensor among distributed ones is the same on every rank, like a formula's constants.
 
     PyTorch's own ``implicit_replication`` does not restore the previous setting.
     """

@@ -43,7 +43,7 @@ NoMetaKernel = (NotImplementedError, UnsupportedOperatorException)
 
 
 def compiled_backward() -> AbstractContextManager[None]:
-    """A context in which autograd compiles each backward as a whole, and runs the graph, without a compiler below."""
+    """Context manager: autograd compiles each backward as a whole, and runs the graph, without a compiler below."""
     from torch._dynamo import compiled_autograd  # here, as importing Dynamo takes a second
 
     context: AbstractContextManager[None] = compiled_autograd._enable(torch.compile(backend="eager"))

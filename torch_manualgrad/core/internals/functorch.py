@@ -40,6 +40,7 @@ __all__ = [
     "function_arguments_replaced",
     "has_tangent",
     "has_tangent_below_autograd",
+    "in_batched_gradients",
     "in_functorch",
     "innermost_is_jvp",
     "inside_of_batched_gradients",
@@ -185,7 +186,7 @@ def function_arguments_replaced(function: Callable[[Any], Any]) -> Iterator[None
 
 @contextmanager
 def above_the_call() -> Iterator[None]:
-    """A context in which a kernel's calls pass through torch.func and autograd again; dispatch modes stay."""
+    """Context manager: a kernel's calls pass through torch.func and autograd again; dispatch modes stay."""
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for key in (*_OFF_IN_CALLS, *_OFF_BELOW_AUTOGRAD):
         excluded = excluded.remove(key)
@@ -230,7 +231,7 @@ def innermost_is_jvp() -> bool:
 
 @contextmanager
 def transforms_in_dual_level() -> Iterator[None]:
-    """A context in which ``torch.func.jvp`` works inside of a ``dual_level``, and shares it, like nested jvps."""
+    """Context manager: ``torch.func.jvp`` works inside of a ``dual_level``, and shares it, like nested jvps."""
     if forward_ad._current_level < 0 or eager_transforms.JVP_NESTING:
         yield
         return
@@ -241,13 +242,23 @@ def transforms_in_dual_level() -> Iterator[None]:
         eager_transforms.JVP_NESTING -= 1
 
 
+def _level_of_batched_gradients() -> int:
+    level: int = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    return level
+
+
+def in_batched_gradients() -> bool:
+    """Whether the vmap of batched gradients (``is_grads_batched``) is running."""
+    return _level_of_batched_gradients() > 0
+
+
 def outside_of_batched_gradients(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int | None], int]:
     """The tensors without the vmap of batched gradients (``is_grads_batched``), the dim of the batch in each, and its level.
 
     The level is 0 if that vmap is not running.
     """
-    level = torch._C._vmapmode_increment_nesting() - 1
-    torch._C._vmapmode_decrement_nesting()
+    level = _level_of_batched_gradients()
     if level < 1:
         return list(tensors), [None] * len(tensors), 0
     made, dims = [], []

@@ -64,7 +64,7 @@ _force_eager = _ForceEager()
 
 @contextmanager
 def outside_of_compiler() -> Iterator[None]:
-    """A context in which Dynamo compiles nothing, and compiled functions run eagerly."""
+    """Context manager: Dynamo compiles nothing, and compiled functions run eagerly."""
     callback = eval_frame.set_eval_frame(None)
     try:
         # Dynamo takes a second to load, and without it there is no compiled function

@@ -45,7 +45,7 @@ _depth = _Depth()
 
 @contextmanager
 def transforms_seen() -> Iterator[None]:
-    """A context in which all running torch.func transforms are the package's own, or enclose a space."""
+    """Context manager: all running torch.func transforms are the package's own, or enclose a space."""
     before = _depth.transforms
     _depth.transforms = transform_depth()
     try:
