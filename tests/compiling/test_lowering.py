@@ -50,7 +50,7 @@ def test_silu_and_its_derivative(dtype: torch.dtype) -> None:
     found, expected = mg.compile(both, fullgraph=True)(x.requires_grad_()).double(), both(x).double()
     truth, s = both(x.double()), x.detach().double().sigmoid()
     terms = torch.stack([truth[0].abs(), s + (x.double() * s * (1 - s)).abs()])  # of a sum whose zero is at -1.28
-    scale = torch.finfo(dtype).eps * terms + torch.finfo(dtype).tiny
+    scale = torch.finfo(dtype).eps * (terms + torch.finfo(dtype).tiny)
     assert (found.isfinite() == expected.isfinite()).all()
     finite = expected.isfinite()
     assert ((found - truth).abs() <= 2 * scale + 2 * (expected - truth).abs())[finite].all()
