@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from ..core.calls_in_graphs import bodies
 from ..core.internals import Sizes, compiled, inductors, is_symbol
 from ..core.rule import ops
+from ..core.versions import reached
 from . import graphs
 
 __all__ = ["by_inductor", "by_operators"]
@@ -48,7 +49,9 @@ def by_inductor(function: Lowered) -> Run:
         decompose={**fused, **_FASTER, **bodies},
     )
     _computed_once(plain)
-    return compiled(graphs.expanded_apart(graphs.without_stops(plain)), arguments, sizes.mode)
+    # A small graph spends much of its time between its kernels. C++ is not tried with older versions, nor on other devices.
+    in_cpp = reached("2.13") and all(fake.device.type == "cpu" for fake in function.fakes)
+    return compiled(graphs.expanded_apart(graphs.without_stops(plain)), arguments, sizes.mode, in_cpp=in_cpp)
 
 
 def by_operators(function: Lowered) -> Run:

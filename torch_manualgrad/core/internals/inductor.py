@@ -13,7 +13,6 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._ordered_set import OrderedSet
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..versions import reached
 from .functorch import saved_tensors_unhooked
 from .tracing import outside_of_compiler
 
@@ -135,16 +134,23 @@ def partitioned(joint: torch.fx.GraphModule, outputs: int) -> tuple[torch.fx.Gra
         partitioners.functionalize_rng_ops = keep_random_states
 
 
-def compiled(graph: torch.fx.GraphModule, fakes: Sequence[Any], mode: Any) -> Callable[[list[Any]], Sequence[Any]]:
-    """A decomposed graph, compiled by inductor. It takes a list of arguments, which it empties."""
+def compiled(
+    graph: torch.fx.GraphModule, fakes: Sequence[Any], mode: Any, *, in_cpp: bool
+) -> Callable[[list[Any]], Sequence[Any]]:
+    """A decomposed graph, compiled by inductor. It takes a list of arguments, which it empties.
+
+    ``in_cpp``: the code that calls the kernels is in C++, not in Python.
+    """
     from torch._guards import TracingContext, tracing  # importing the compiler is slow
     from torch._inductor import config  # importing the compiler is slow
     from torch._inductor.compile_fx import compile_fx_inner  # importing the compiler is slow
 
-    # On the CPU a small graph spends much of its time in the code that calls its kernels. Not tried with older versions.
-    on_cpu = all(x.device.type == "cpu" for x in fakes if isinstance(x, torch.Tensor))
-    in_cpp = {"cpp_wrapper": True} if on_cpu and reached("2.13") else {}
-    with tracing(TracingContext(mode)), torch.no_grad(), config.patch(in_cpp), _writes_in_order():
+    with (
+        tracing(TracingContext(mode)),
+        torch.no_grad(),
+        config.patch(cpp_wrapper=in_cpp or config.cpp_wrapper),
+        _writes_in_order(),
+    ):
         return compile_fx_inner(graph, fakes, is_inference=True)
 
 
