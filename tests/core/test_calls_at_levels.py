@@ -9,6 +9,7 @@ import torch.autograd.forward_ad as forward_ad
 from helpers.calls import made, needs_library, norm, vector
 from helpers.levels import WAYS, found_by, number_of
 from helpers.rules import RULES, calls
+from helpers.thinning import in_turn, label
 from torch.func import grad, hessian, jacrev, jvp, vjp, vmap
 
 import torch_manualgrad as mg
@@ -16,9 +17,6 @@ from torch_manualgrad.core.override import compiled_calls
 
 pytestmark = needs_library
 DTYPES = [torch.float64, torch.complex128]
-
-
-FAST = ("grad of grad", "vmap of grad", "jvp of grad")
 
 
 def compare(call, way, **how):
@@ -41,8 +39,7 @@ def compare(call, way, **how):
     return True
 
 
-@pytest.mark.parametrize("way", [pytest.param(w, marks=[pytest.mark.slow] * (w not in FAST)) for w in WAYS])
-@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+@pytest.mark.parametrize("rule, way", in_turn(RULES, WAYS), ids=label)
 def test_every_rule_gives_at_levels_what_it_gives_in_python(rule, way):
     for dtype in DTYPES:
         for call in islice(calls(rule, dtype), 2):

@@ -11,6 +11,7 @@ from torch.func import grad, hessian, jacfwd, jvp, vjp, vmap
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.override import compiled_calls
+from torch_manualgrad.testing.comparison.problem import seed_generators
 
 pytestmark = needs_library
 DTYPES = [torch.float64, torch.complex128]
@@ -60,7 +61,7 @@ def found_by(way, call, inputs):
     """Tensors, or the kind of error."""
     tangents = tuple(random_like(inputs))
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        seed_generators(0)
         try:
             found = torch.utils._pytree.tree_leaves(WAYS[way](call, tuple(inputs), tangents))
         except (RuntimeError, NotImplementedError, ValueError) as error:

@@ -25,7 +25,7 @@ def functions(public):
 
 
 PUBLIC = [public for public in operators_of if functions(public)]
-MANY = 100  # samples of one entry of the database, spread evenly
+MANY = 40  # samples of one entry of the database, spread evenly
 
 
 def chunks():

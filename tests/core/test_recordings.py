@@ -13,6 +13,7 @@ import torch
 import torch.utils.checkpoint
 from helpers.calls import needs_library
 from helpers.rules import RULES, calls, local, played_and_in_python, random_like
+from helpers.thinning import in_turn, label
 
 import torch_manualgrad as mg
 from torch_manualgrad import derivatives
@@ -42,9 +43,8 @@ def same(found, expected):
     return found.shape == expected.shape and torch.equal(found.nan_to_num(7), expected.nan_to_num(7))
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=["real", "complex"])
-@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+@pytest.mark.parametrize("rule, way", in_turn(RULES, WAYS), ids=label)
 def test_every_rule_for_other_values(rule, dtype, way):
     for number, call in enumerate(calls(rule, dtype)):
         if number == (2 if dtype is torch.float64 else 1):

@@ -12,6 +12,7 @@ import math
 import pytest
 import torch
 from helpers.tensors import is_dense_differentiable
+from helpers.thinning import in_turn, label
 from torch.autograd import forward_ad
 
 import torch_manualgrad as mg
@@ -19,10 +20,8 @@ import torch_manualgrad as mg
 # below, at and above the number of elements in one vector, which is from 2 to 32
 SIZES = (1, 3, 7, 8, 9, 16, 17, 32, 33, 65)
 SPECIAL = (0.0, math.inf, -math.inf, math.nan)
-DTYPES = [
-    *(torch.float64, torch.float32, torch.bfloat16, torch.complex128),
-    *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (torch.float16, torch.complex64)),
-]
+REAL = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+COMPLEX = (torch.complex128, torch.complex64)
 # how far the functions of PyTorch's vectors may be from those of one number, in units of the dtype
 ROUNDING = 64
 
@@ -54,6 +53,7 @@ def is_by_element(rule):
 # these are losses of rows
 OF_ROWS = {"aten::multilabel_margin_loss_forward", "aten::multilabel_margin_loss_backward"}
 RULES = [r for r in mg.rules.values() if is_by_element(r) and r.name not in OF_ROWS]
+CASES = [*in_turn(RULES, REAL), *in_turn(RULES, COMPLEX)]
 
 
 class Call:
@@ -115,8 +115,7 @@ def calls(rule, dtype):
         yield call, [x.detach() for x in columns]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+@pytest.mark.parametrize("rule, dtype", CASES, ids=label)
 def test_a_zero_stays_a_zero_in_every_place(rule, dtype):
     for call, columns in calls(rule, dtype):
         with mg.override(strong_zero=True):
@@ -125,8 +124,7 @@ def test_a_zero_stays_a_zero_in_every_place(rule, dtype):
                 assert all((g == 0).all() for g in found), (call.sample, size, found)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+@pytest.mark.parametrize("rule, dtype", CASES, ids=label)
 def test_an_element_has_one_derivative_in_every_place(rule, dtype):
     tolerance = ROUNDING * torch.finfo(dtype).eps
     for call, columns in calls(rule, dtype):

@@ -8,6 +8,7 @@ import torch
 from torch.func import grad, jacrev, jvp, vjp, vmap
 
 from helpers.rules import random_like
+from torch_manualgrad.testing.comparison.problem import seed_generators
 
 
 def number_of(call):
@@ -103,7 +104,7 @@ def found_by(way, f, inputs):
     """Tensors, or the kind of error."""
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.manual_seed(0)
+        seed_generators(0)
         try:
             return [x for x in torch.utils._pytree.tree_leaves(WAYS[way](f, inputs)) if x is not None]
         except (

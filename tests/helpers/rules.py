@@ -10,6 +10,7 @@ import torch_manualgrad as mg
 from helpers.tensors import is_dense_differentiable
 from torch_manualgrad.core.override import compiled_calls
 from torch_manualgrad.core.rule import parameters
+from torch_manualgrad.testing.comparison.problem import seed_generators
 
 RULES = list(mg.rules.values())
 
@@ -81,7 +82,7 @@ def orders(call, values, order=3):
     inputs = [x.clone().requires_grad_() for x in values]
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.manual_seed(0)
+        seed_generators(0)
         found = [o for o in call(*inputs) if o.requires_grad]
         results = [*found]
         for k in range(order):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers.structural import OF_NUMBERS
 from helpers.tensors import random
+from helpers.thinning import in_turn, label
 
 import torch_manualgrad as mg
 from torch_manualgrad.linalg import expm, logm, powm, rsqrtm, sqrtm
@@ -46,10 +47,6 @@ FUNCTIONS = [sqrtm, rsqrtm, logm, expm, root, inverse_power]
 BRANCHES = [sqrtm, rsqrtm, logm, root, inverse_power]
 
 
-def by_name(f):
-    return f.__name__
-
-
 def points(dtype):
     yield "nonnormal", nonnormal((0.5, 1.2, 3), 1.0, dtype)
     yield "far from normal", nonnormal((0.5, 1.2, 3), 6.0, dtype)
@@ -61,8 +58,7 @@ def points(dtype):
     yield "batch", torch.stack([turned, similar(jordan(3, 2.0, dtype), seed=1)]).mT
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("f", FUNCTIONS, ids=by_name)
+@pytest.mark.parametrize("f, dtype", in_turn(FUNCTIONS, DTYPES), ids=label)
 def test_six_modes(f, dtype):
     # the identity is added because the logarithm of I is rounding only, and the checker scales by it
     for name, A in points(dtype):
@@ -170,7 +166,7 @@ def hard(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("f", FUNCTIONS, ids=by_name)
+@pytest.mark.parametrize("f", FUNCTIONS, ids=label)
 def test_accuracy(f, dtype):
     """Value and gradient, relative to their condition: eps times |L_f(A)| |A| / |f(A)|, and so for the derivative."""
     with mp.workdps(110):
@@ -257,7 +253,7 @@ def test_schur_form_that_does_not_converge(monkeypatch):
 # -- the limits of the functions --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("f", BRANCHES, ids=by_name)
+@pytest.mark.parametrize("f", BRANCHES, ids=label)
 def test_negative_eigenvalues(f):
     """No real matrix is the principal value; a complex one is, and as scipy has it."""
     A = nonnormal((-1.0, 2.0, 0.5), 1.0)
@@ -294,7 +290,7 @@ def test_singular_matrices():
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("f", BRANCHES, ids=by_name)
+@pytest.mark.parametrize("f", BRANCHES, ids=label)
 def test_not_finite(f, value):
     for A in (torch.full((2, 2), value), torch.stack([torch.eye(2), torch.tensor([[1, value], [0, 1]])])):
         with pytest.raises(RuntimeError, match="should not contain infs or NaNs"):
@@ -304,7 +300,7 @@ def test_not_finite(f, value):
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (3, 0, 0), (0, 2, 2), (1, 1), (2, 3, 2, 2)], ids=str)
-@pytest.mark.parametrize("f", FUNCTIONS, ids=by_name)
+@pytest.mark.parametrize("f", FUNCTIONS, ids=label)
 def test_shapes(f, shape):
     A = (2 * torch.eye(shape[-1], dtype=F64) + 0.1 * random(*shape)).requires_grad_()
     (g,) = torch.autograd.grad(f(A).sum(), A, create_graph=True)
@@ -314,7 +310,7 @@ def test_shapes(f, shape):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
-@pytest.mark.parametrize("f", FUNCTIONS, ids=by_name)
+@pytest.mark.parametrize("f", FUNCTIONS, ids=label)
 def test_single_precision(f, dtype):
     wide = C128 if dtype.is_complex else F64
     A = nonnormal((1.0, 1.1, 0.3), 1.0, wide).to(dtype)
@@ -340,7 +336,7 @@ def test_autocast():
 # -- transforms -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("f", FUNCTIONS, ids=by_name)
+@pytest.mark.parametrize("f", FUNCTIONS, ids=label)
 def test_vmap_and_hessian(f):
     A = torch.stack([nonnormal((0.5, 1.2), 1.0), jordan(2, 1.5)])
     loss = lambda A: f(A).square().sum()  # noqa: E731
@@ -349,7 +345,7 @@ def test_vmap_and_hessian(f):
         torch.testing.assert_close(H, torch.autograd.functional.hessian(loss, one))
 
 
-@pytest.mark.parametrize("f", [logm, sqrtm, expm], ids=by_name)
+@pytest.mark.parametrize("f", [logm, sqrtm, expm], ids=label)
 def test_compiled_general(f):
     A = torch.stack([nonnormal((0.5, 1.2, 3), 1.0), jordan(3, 1.5)]).requires_grad_()
     G = random(2, 3, 3)
@@ -374,7 +370,7 @@ def test_meta():
         assert f(A).shape == g.shape == A.shape and g.device.type == "meta"
 
 
-@pytest.mark.parametrize("f", FUNCTIONS, ids=by_name)
+@pytest.mark.parametrize("f", FUNCTIONS, ids=label)
 def test_assume_is_one_of_two(f):
     if f in (root, inverse_power):
         with pytest.raises(ValueError, match="assume: expected 'general' or 'hermitian', got 'spd'"):

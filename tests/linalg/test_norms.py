@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers.matrices import C128, F64, derivatives, matrix, points
 from helpers.tensors import random
+from helpers.thinning import in_turn, label
 
 from torch_manualgrad.linalg import nuclear_norm, spectral_norm
 from torch_manualgrad.testing import check
@@ -16,8 +17,7 @@ def tied_below_the_first(dtype):
     yield torch.stack([matrix(3, (1, 1, 2), dtype), matrix(3, (1, 1, 3), dtype, seed=1)]).mT
 
 
-@pytest.mark.parametrize("keepdim", [False, True])
-@pytest.mark.parametrize("dtype", [F64, C128])
+@pytest.mark.parametrize("dtype, keepdim", in_turn([F64, C128], [False, True]), ids=label)
 def test_norms_in_six_modes(dtype, keepdim):
     for norm, order, samples in (
         (nuclear_norm, "nuc", list(points(dtype))),

@@ -6,14 +6,14 @@ import pytest
 import torch
 from helpers.matrices import C128, F64, derivatives, matrix, points
 from helpers.tensors import random
+from helpers.thinning import in_turn, label
 
 import torch_manualgrad as mg
 from torch_manualgrad.linalg import kabsch, nuclear_norm, polar, procrustes, spectral_norm
 from torch_manualgrad.testing import check
 
 
-@pytest.mark.parametrize("dtype", [F64, C128])
-@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("side, dtype", in_turn(["right", "left"], [F64, C128]), ids=label)
 def test_polar_in_six_modes(side, dtype):
     for A in points(dtype):
         U, P = polar(A, side)

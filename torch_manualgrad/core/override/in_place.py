@@ -39,6 +39,10 @@ class InPlace(NamedTuple):
 
 def in_place_form(functional: Any) -> Any | None:
     """The ``OpOverload`` with ``_`` appended to the name and the same arguments, which writes to the first, or None."""
+    return (_form_in_aten if functional.namespace == "aten" else _find_form)(functional)
+
+
+def _find_form(functional: Any) -> Any | None:
     namespace, _, name = functional._schema.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), f"{name}_", None)
     wanted = _arguments(functional)
@@ -47,6 +51,9 @@ def in_place_form(functional: Any) -> Any | None:
         if _arguments(op) == wanted and op._schema.arguments[0].alias_info:
             return op
     return None
+
+
+_form_in_aten = functools.cache(_find_form)  # other libraries may add operators later
 
 
 def _arguments(op: Any) -> list[tuple[str, str]]:

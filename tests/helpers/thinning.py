@@ -1,0 +1,27 @@
+"""Fast tests of a large grid: every value of every axis, but not every combination."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import product
+from typing import Any
+
+import pytest
+
+
+def in_turn(first: Iterable[Any], *others: Iterable[Any], share: int = 1) -> list[Any]:
+    """The product of several lists of values, as parameters of a test, most of them marked as slow.
+
+    For each value of the first list, the fast tests run ``share`` combinations of the others: the next ones each time.
+    """
+    combinations = list(product(*others))
+    return [
+        pytest.param(value, *rest, marks=[] if (j - i * share) % len(combinations) < share else pytest.mark.slow)
+        for i, value in enumerate(first)
+        for j, rest in enumerate(combinations)
+    ]
+
+
+def label(value: Any) -> str:
+    """The id of a parameter: the name of a rule or a function, or the value as text."""
+    return getattr(value, "name", None) or getattr(value, "__name__", None) or str(value).removeprefix("torch.")
