@@ -6,7 +6,6 @@ A new rule is covered by being registered: nothing here names one.
 import pytest
 import torch
 from helpers.layouts import compare_layouts
-from helpers.structural import OF_NUMBERS, STRUCTURAL
 from helpers.tensors import is_dense_differentiable
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -48,32 +47,21 @@ if not torch_reached("2.12"):
     FAIL_ON_STOCK["aten::_fft_r2c"] = "fake"  # of other strides
 
 
-def structural_dtype(rule):
-    """The dtype of the structural checks of a rule; that of half of the rules is complex, if they take it."""
-    return DTYPES[RULES.index(rule) % 2] if samples(rule, torch.complex128) else torch.float64
+def dtype_of(rule, turn):
+    """Real and complex in turn, half of the rules in the other order. A rule without complex samples is always real."""
+    return DTYPES[(RULES.index(rule) + turn) % 2] if samples(rule, torch.complex128) else torch.float64
 
 
-def check_own_samples(rule, dtype, **options):
-    found = samples(rule, dtype)
-    if not found:
-        assert dtype.is_complex
-        return
-    checks = [c for c in options.pop("checks") if c != FAIL_ON_STOCK.get(rule.name)]
+TURNS = pytest.mark.parametrize("turn", [0, pytest.param(1, marks=pytest.mark.slow)])
+
+
+@TURNS
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+def test_all_modes_on_the_rules_own_samples(rule, turn):
+    found = samples(rule, dtype_of(rule, turn))
+    checks = [c for c in CHECKS if c != FAIL_ON_STOCK.get(rule.name)]
     with mg.override(rule):
-        check(rule.probe, found, name=rule.name, gaps=rule.gaps, checks=checks, **options)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
-def test_all_modes_on_the_rules_own_samples(rule, dtype):
-    check_own_samples(rule, dtype, checks=CHECKS if dtype == structural_dtype(rule) else OF_NUMBERS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
-def test_what_is_kept_built_and_traced_in_the_other_dtype(rule):
-    (dtype,) = {*DTYPES} - {structural_dtype(rule)}
-    check_own_samples(rule, dtype, modes=(), checks=STRUCTURAL)
+        check(rule.probe, found, name=rule.name, gaps=rule.gaps, checks=checks)
 
 
 @pytest.mark.parametrize("name, at", FAIL_ON_STOCK.items())
@@ -95,26 +83,12 @@ def leaves(args):
     )
 
 
-@pytest.mark.slow
+@TURNS
 @pytest.mark.parametrize("rule", [r for r in RULES if r.defer_to_stock], ids=lambda r: r.name)
-def test_what_is_kept_built_and_traced_where_a_rule_leaves_calls_to_pytorch(rule):
-    """In the dtype that the fast test leaves out."""
-    found = samples(rule, structural_dtype(rule))
+def test_all_modes_where_a_rule_leaves_calls_to_pytorch(rule, turn):
+    found = samples(rule, dtype_of(rule, 1 - turn))
     with mg.override():
-        check(rule.probe, found, name=rule.name, gaps=rule.gaps, modes=(), checks=STRUCTURAL)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rule", [r for r in RULES if r.defer_to_stock], ids=lambda r: r.name)
-def test_all_modes_where_a_rule_leaves_calls_to_pytorch(rule, dtype):
-    found = samples(rule, dtype)
-    if not found:
-        assert dtype.is_complex
-        return
-    # the structural checks in the other dtype than those of the rule alone
-    is_turn = dtype != structural_dtype(rule) or not samples(rule, torch.complex128)
-    with mg.override():
-        check(rule.probe, found, name=rule.name, gaps=rule.gaps, checks=CHECKS if is_turn else OF_NUMBERS)
+        check(rule.probe, found, name=rule.name, gaps=rule.gaps, checks=CHECKS)
         left = [s for s in found if rule.defer_to_stock(*rule.signature.bind(leaves(s.args), s.kwargs))]
         outputs = [rule.probe(*leaves(s.args), **s.kwargs) for s in left]
     stock = [rule.probe(*leaves(s.args), **s.kwargs) for s in left]
