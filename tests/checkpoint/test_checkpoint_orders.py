@@ -323,6 +323,43 @@ def test_parameters_by_functional_call():
         close(second(ours), second(plain), rtol=1e-10)
 
 
+LINEAR = {
+    "dropout": lambda w: F.dropout(F.dropout(w, 0.5) * 3, 0.4),
+    "noise": lambda w: w * torch.randn_like(w),
+    "integers": lambda w: w * torch.randint(1, 100, (w.shape[-1],)),
+    "no random numbers": lambda w: w * 3,
+}
+
+
+def value_and_slope(f, w):
+    """The slope is also the value at 1, if the random numbers are the same."""
+    value, pullback = vjp(f, w)
+    return value, pullback(torch.ones_like(w))[0]
+
+
+def value_and_tangent(f, w):
+    return jvp(f, (w,), (torch.ones_like(w),))
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+@pytest.mark.parametrize("way", [value_and_slope, value_and_tangent])
+@pytest.mark.parametrize("name", LINEAR)
+def test_each_element_of_a_batch_has_its_random_numbers(name, way, batches):
+    """Also where no argument is batched."""
+    w, rows = torch.ones(40, dtype=F64), {}
+    for kind, f in {"plain": LINEAR[name], "checkpoint": mg.checkpoint(LINEAR[name])}.items():
+
+        def one(x, f=f):
+            return [y + 0 * x for y in way(f, w)]
+
+        for _ in range(batches):
+            one = vmap(one, randomness="different")
+        values, slopes = one(torch.ones(3, 2, dtype=F64) if batches == 2 else torch.ones(3, dtype=F64))
+        close(slopes, values)
+        rows[kind] = len({tuple(row.tolist()) for row in values.flatten(0, -2)})
+    assert rows["checkpoint"] == rows["plain"] == (1 if name == "no random numbers" else 3 * batches)
+
+
 @pytest.mark.parametrize("randomness", ["different", "same"])
 def test_dropout_under_vmap(randomness):
     found = []

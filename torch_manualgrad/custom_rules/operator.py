@@ -26,6 +26,7 @@ from ..core.forward import apart_from_levels, jvps
 from ..core.internals import (
     above_the_call,
     at_next_level,
+    batched_for_random_numbers,
     decomposes_by,
     in_clean_state,
     in_functorch,
@@ -142,6 +143,7 @@ class Program:
 
 def call(program: Program, tensors: Values) -> list[Tensor]:
     """The results of a program, tracked at every level."""
+    tensors = batched_for_random_numbers(tensors)  # the program runs outside of the batches of its arguments only
     # a tangent at a level is computed outside of the operator, from its results
     return list(_call(program.number, list(tensors), own_levels_are_open()))[: program.outputs]
 

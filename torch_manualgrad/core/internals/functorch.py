@@ -30,6 +30,7 @@ __all__ = [
     "SingleLevelFunction",
     "above_the_call",
     "at_next_level",
+    "batched_for_random_numbers",
     "differentiate_in_transform",
     "dual",
     "enable_single_level_autograd_function",
@@ -279,6 +280,36 @@ def is_batched(x: Tensor) -> bool:
     x = unwrap_if_dead(x)
     while torch._C._functorch.is_functorch_wrapped_tensor(x):
         if torch._C._functorch.is_batchedtensor(x):
+            return True
+        x = torch._C._functorch.get_unwrapped(x)
+    return False
+
+
+def batched_for_random_numbers(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors, one of them batched at the level of each running vmap with ``randomness="different"``."""
+    made = list(tensors)
+    place = next((i for i, x in enumerate(made) if x.is_floating_point() or x.is_complex()), None)
+    stack = [] if place is None else torch._C._functorch.get_interpreter_stack() or []
+    for one in stack:
+        if one.key() != torch._C._functorch.TransformType.Vmap:
+            continue
+        batch = torch._C._functorch.CVmapInterpreterPtr(one)
+        if batch.randomness() != torch._C._functorch.RandomnessType.Different or any(
+            _is_batched_at(x, batch.level()) for x in made
+        ):
+            continue
+        x = made[place]
+        with temporarily_clear_interpreter_stack():
+            zeros = torch.zeros(batch.batchSize(), dtype=x.dtype, device=x.device).neg()  # -0.0 + x has the sign of x
+            zero = torch._C._functorch._add_batch_dim(zeros, 0, batch.level())
+        made[place] = zero + x
+    return made
+
+
+def _is_batched_at(x: Tensor, level: int) -> bool:
+    x = unwrap_if_dead(x)
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        if torch._C._functorch.is_batchedtensor(x) and torch._C._functorch.maybe_get_level(x) == level:
             return True
         x = torch._C._functorch.get_unwrapped(x)
     return False
