@@ -289,8 +289,9 @@ def batched_for_random_numbers(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors, one of them batched at the level of each running vmap with ``randomness="different"``."""
     made = list(tensors)
     place = next((i for i, x in enumerate(made) if x.is_floating_point() or x.is_complex()), None)
-    stack = [] if place is None else torch._C._functorch.get_interpreter_stack() or []
-    for one in stack:
+    if place is None:
+        return made
+    for one in torch._C._functorch.get_interpreter_stack() or ():
         if one.key() != torch._C._functorch.TransformType.Vmap:
             continue
         batch = torch._C._functorch.CVmapInterpreterPtr(one)
