@@ -284,7 +284,7 @@ def test_eigenvalues_that_add_up_to_0_by_rounding_only(dtype):
         (
             lambda: solve_sylvester(TWO, THREE, torch.ones(3, 2)),
             ValueError,
-            r"C: expected matrices of shape \[2, 3\], as A and B are, got shape \[3, 2\]",
+            r"C: expected matrices of shape \[2, 3\], to fit A and B, got shape \[3, 2\]",
         ),
         (lambda: solve_sylvester(TWO, ONE.double(), TWO), TypeError, "B: expected the dtype of A, torch.float32, got"),
         (lambda: solve_sylvester(TWO, TWO, TWO.to(C128)), TypeError, "C: expected the dtype of A, torch.float32, got"),

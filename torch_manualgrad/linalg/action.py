@@ -1,16 +1,16 @@
 """The exponential of a matrix times a few columns, $Y = exp(A) B$: expm_multiply.
 
-$Y$ is computed without $exp(A)$: in $s$ steps $B -> exp(A / s) B$, each a Taylor polynomial of degree $m$ in $A / s$, less the
-mean of the eigenvalues (Al-Mohy and Higham). $s$ and $m$ make the polynomial and its derivative exact to rounding with
-the fewest products; the degree is bounded, so that no more than two or three digits cancel in a step. Where that would
-take longer than $exp(A)$ itself, as for a large norm or for many columns, $exp(A)$ is computed instead.
+$Y$ is computed without $exp(A)$, in $s$ steps $B -> exp(A / s) B$. Each step is a Taylor polynomial of degree $m$ in $A / s$,
+after the mean of the eigenvalues is subtracted (Al-Mohy and Higham). $s$ and $m$ are chosen so that the polynomial and its
+derivative are exact to rounding with the fewest products. The degree is bounded, so that no more than two or three digits
+cancel in a step. If this takes longer than $exp(A)$ itself, as for a large norm or many columns, $exp(A)$ is computed instead.
 
 The derivative with respect to $A$ is an integral of matrices of rank $k$, the number of columns,
 
     $W(A, B, G)$ = integral over $0 < x < 1$ of $exp((1 - x) A)^H G [exp(x A) B]^H$,
 
-a sum of products of the vectors of both Taylor polynomials, which needs no $exp(A)$ either. Of the $s$ steps, some $2 s^(1/2)$
-are kept at a time. Every further derivative is one of the two functions for block matrices, with
+a sum of products of the vectors of both Taylor polynomials, which needs no $exp(A)$ either. About $2 s^(1/2)$ of the $s$ steps
+are in memory at a time. Every further derivative is one of these two functions, applied to block matrices with
 $M(E) = [[A, E], [0, A]]$:
 
     $exp(M(E)) [D; B]$ has the blocks $exp(A) D + L(A, E) B$ and $exp(A) B$,
@@ -21,7 +21,7 @@ and with $tr_2$ the sum of the two diagonal blocks, and $H$ the cotangent of $W$
     $dW = tr_2 W(M(dA), [dB; B], [G; dG])$,            $gG = L(A, H) B$,
     $gA = tr_2 W(M(H), [0; B], [G; 0])$,               $gB = L(A^H, H^H) G$.
 
-$E$ is divided by its own norm, and $B$ multiplied by it: a large $E$ would need more steps.
+$E$ is divided by its norm, and $B$ is multiplied by it, because a large $E$ would need more steps.
 
 Note:
     Where not differentiable: nowhere.
@@ -46,24 +46,24 @@ from .arguments import DtypeError, broadcasts, matrix, same_kind, with_batch_dim
 
 __all__ = ["expm_multiply"]
 
-# Degree -> the largest |X|_1 for which the Taylor polynomial of exp(X) and its derivative are exact to rounding: with
-# log(e^-x T(x)) = sum c_k x^k, where sum k |c_k| x^(k-1) is half a unit in the last place. tests/linalg/test_action.py
-# computes them again.
+# Degree -> the largest |X|_1 for which the Taylor polynomial of exp(X) and its derivative are exact to rounding. With
+# log(e^-x T(x)) = sum c_k x^k, this is the x at which sum k |c_k| x^(k-1) is half a unit in the last place.
+# tests/linalg/test_action.py recomputes these bounds.
 _BOUNDS = {
     torch.float32: {4: 0.0342, 8: 0.445, 12: 1.19, 16: 2.10, 20: 3.09},
     torch.float64: {4: 0.000227, 8: 0.0379, 12: 0.242, 16: 0.656, 20: 1.24, 25: 2.14, 30: 3.18},
 }
 
 
-# -- the numbers -----------------------------------------------------------------------------------------------------
+# -- steps of the exponential ----------------------------------------------------------------------------------------
 
 
 def _steps(A: Tensor, columns: int) -> tuple[int, int] | None:
-    """The number of steps and the degree; None where $exp(A)$ takes less time.
+    """The number of steps and the degree; None if $exp(A)$ takes less time.
 
     Args:
-        A: (*, n, n), less the mean of its eigenvalues.
-        columns: of $B$.
+        A: (*, n, n), minus the mean of its eigenvalues.
+        columns: the number of columns of $B$.
     """
     norm = float(A.abs().sum(-2).max())
     if not math.isfinite(norm):
@@ -71,7 +71,7 @@ def _steps(A: Tensor, columns: int) -> tuple[int, int] | None:
     steps = {degree: max(1, math.ceil(norm / bound)) for degree, bound in _BOUNDS[A.real.dtype].items()}
     degree = min(steps, key=lambda degree: degree * steps[degree])
     products = degree * steps[degree]
-    of_exponential = 6 + max(0, math.frexp(norm)[1])  # products of matrices
+    of_exponential = 6 + max(0, math.frexp(norm)[1])  # matrix products in exp(A)
     return None if products * columns > of_exponential * A.shape[-1] else (steps[degree], degree)
 
 
@@ -134,7 +134,7 @@ def _gradient(A: Tensor, B: Tensor, G: Tensor) -> Tensor:
     batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2], G.shape[:-2])
     B, G = (x.expand(*batch, *x.shape[-2:]) for x in (B, G))
     length = math.isqrt(steps - 1) + 1
-    starts = [B]  # of every `length` steps
+    starts = [B]  # the vectors before every `length` steps
     for k in range(steps - 1):
         B = _step(X, B, degree) * factor
         if (k + 1) % length == 0:
@@ -167,7 +167,7 @@ def _over(upper: Tensor, lower: Tensor) -> Tensor:
 
 
 def _size(E: Tensor) -> Tensor:
-    """A power of two of the size of $|E|_1$, (*, 1, 1), or 1: a constant to every derivative."""
+    """A power of two near $|E|_1$, or near 1 if that is 0 or not finite; (*, 1, 1), a constant to every derivative."""
     if not E.numel():
         return E.new_ones(()).real
     norm = E.detach().abs().sum(-2, keepdim=True).amax(-1, keepdim=True)
@@ -272,7 +272,7 @@ def exponential_action_backward(A: Tensor, B: Tensor, grad: Tensor) -> Tensor:
         (*, n, n).
 
     References:
-        Najfeld and Havel, Adv. Appl. Math. 16 (1995) 321; the sum over Taylor polynomials is of this package.
+        Najfeld and Havel, Adv. Appl. Math. 16 (1995) 321; the sum over Taylor polynomials is new here.
     """
     if not A.numel() or not B.numel() or not grad.numel():
         return _fake_backward(A, B, grad).zero_()
@@ -284,11 +284,11 @@ def exponential_action_backward(A: Tensor, B: Tensor, grad: Tensor) -> Tensor:
 
 @checked
 def expm_multiply(A: Tensor, B: Tensor, t: float | Tensor = 1.0) -> Tensor:
-    """The exponential of a matrix times columns, $exp(t A) B$, without the exponential; exact derivatives of every order.
+    """The exponential of a matrix times columns, $exp(t A) B$, without forming $exp(t A)$; exact derivatives of every order.
 
-    This is the solution at the time $t$ of $dx/dt = A x$ with the columns of $B$ at the time 0. For $k$ columns, values and
-    first derivatives take time of order $n^2 k |t A|_1$, and the backward keeps no step of the forward. If $exp(t A)$ takes
-    less time, it is computed: for matrices of a large norm, and for many columns. The choice synchronizes with a GPU.
+    This is the solution of $dx/dt = A x$ at time $t$, with the columns of $B$ at time 0. For $k$ columns, values and first
+    derivatives take time of order $n^2 k |t A|_1$, and no step of the forward is saved for the backward. If $exp(t A)$ takes
+    less time, as for a large norm or many columns, it is computed instead. The choice synchronizes with a GPU.
 
     Args:
         A: (*, n, n), real or complex, dense; batch dims broadcast.
@@ -296,7 +296,7 @@ def expm_multiply(A: Tensor, B: Tensor, t: float | Tensor = 1.0) -> Tensor:
         t: the time, in the inverse unit of $A$: a number, or a real tensor (*) with one time for each matrix.
 
     Returns:
-        (*, n, k), in the dtype of $A$; inf or nan where it overflows. The error is normwise: some units of rounding times
+        (*, n, k), in the dtype of $A$; inf or nan where it overflows. The error is normwise: a few units of rounding times
         $1 + |t A|_1$, relative to $|exp(t A)| |B|$.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Checks of matrices and options that all functions of this package share, beyond their types."""
+"""Checks of matrices and weights, beyond their types, that the functions of this package share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 class DtypeError(TypeError, NotImplementedError):
-    """A function is not implemented for a dtype. PyTorch's functions raise a NotImplementedError."""
+    """A function is not implemented for a dtype. It is a NotImplementedError too, which PyTorch's functions raise."""
 
 
 def matrix(A: Tensor, name: str, *, square: bool = False) -> Tensor:
@@ -24,16 +24,16 @@ def matrix(A: Tensor, name: str, *, square: bool = False) -> Tensor:
 
     Args:
         A: (*, m, n).
-        name: of $A$ in errors.
+        name: the name of $A$ in error messages.
         square: whether $m = n$ is required.
 
     Returns:
         $A$, in float32 if it has half precision and autocast is on.
 
     Raises:
-        ArgumentError: (a ValueError and a RuntimeError) $A$ has less than two dims, or is not square where it should
-        be.
-        TypeError: A is nested or sparse, or neither float32, float64, complex64 nor complex128.
+        ArgumentError: (a ValueError and a RuntimeError) $A$ has fewer than two dims, or is not square
+            although it should be.
+        TypeError: $A$ is nested or sparse, or its dtype is not float32, float64, complex64 or complex128.
     """
     if A.layout is not torch.strided or A.is_nested:
         raise DtypeError(f"{name}: expected a dense tensor, got one of layout {A.layout}")
@@ -55,9 +55,9 @@ def fits(B: Tensor, name: str, A: Tensor, other: str) -> Tensor:
 
     Args:
         B: (*, m, n).
-        name: of $B$ in errors.
+        name: the name of $B$ in error messages.
         A: (*, m, n).
-        other: the name of $A$ in errors.
+        other: the name of $A$ in error messages.
 
     Returns:
         $B$.
@@ -78,9 +78,9 @@ def same_kind(B: Tensor, name: str, A: Tensor, other: str) -> Tensor:
 
     Args:
         B: of any shape.
-        name: of $B$ in errors.
+        name: the name of $B$ in error messages.
         A: of any shape.
-        other: the name of $A$ in errors.
+        other: the name of $A$ in error messages.
 
     Returns:
         $B$.
@@ -100,18 +100,18 @@ def broadcasts(B: Tensor, name: str, A: Tensor, other: str) -> None:
 
     Args:
         B: (*, m, n).
-        name: of $B$ in errors.
+        name: the name of $B$ in error messages.
         A: (*, k, l).
-        other: the name of $A$ in errors.
+        other: the name of $A$ in error messages.
 
     Raises:
-        ArgumentError: it does not.
+        ArgumentError: the batches do not broadcast.
     """
     _broadcast(B.shape[:-2], name, A.shape[:-2], other)
 
 
 def with_batch_dims(*tensors: Tensor) -> list[Tensor]:
-    """Matrices with the same number of batch dims: those that are missing have size 1."""
+    """The matrices with the same number of batch dims; missing dims get size 1."""
     dims = max(x.dim() for x in tensors)
     return [x[(None,) * (dims - x.dim())] for x in tensors]
 
@@ -121,14 +121,14 @@ def positive_weights(weights: Tensor, name: str, points: Tensor) -> Tensor:
 
     Args:
         weights: (*, N), real.
-        name: of the weights in errors.
+        name: the name of the weights in error messages.
         points: (*, N, d).
 
     Returns:
-        The weights in the dtype of the points; nan for invalid weights that cannot be read.
+        The weights in the dtype of the points. Invalid weights become nan if values cannot be read.
 
     Raises:
-        ArgumentError: forbidden weights that can be read, or another device.
+        ArgumentError: invalid weights, if values can be read; or another device.
         DtypeError: complex weights.
     """
     if weights.is_complex():
@@ -165,6 +165,6 @@ def _broadcast(batch: Sequence[int], name: str, others: Sequence[int], other: st
 
 
 def _readable(x: Tensor) -> bool:
-    """Whether the values can be read: not in a graph; nor under a transform, where it would depend on the transform."""
+    """Whether values can be read: not in a graph, nor under a transform, where the answer would depend on the transform."""
     plain = type(x) in (Tensor, torch.nn.Parameter) and not x.is_meta
     return plain and not torch.compiler.is_compiling() and not in_functorch()

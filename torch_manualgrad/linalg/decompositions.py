@@ -1,4 +1,4 @@
-"""svd, eigh and the generalized eigh, with a choice of what their derivative does at degenerate values."""
+"""svd, eigh and the generalized eigh, with options for their derivatives at degenerate values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SVD(NamedTuple):
 
 
 class Eigh(NamedTuple):
-    """eigenvalues (*, n), ascending, and eigenvectors (*, n, n) in columns."""
+    """Eigenvalues (*, n), ascending, and eigenvectors (*, n, n) in columns."""
 
     eigenvalues: Tensor
     eigenvectors: Tensor
@@ -48,7 +48,7 @@ def _eigh(A: Tensor, UPLO: str = "L", *options: Any) -> tuple[Tensor, Tensor]:
 
 
 def _differentiate(op: CustomOp, backward: Any, jvp: Any) -> None:
-    """Bind formulas of the outputs and options to an operator; vmap adds a batch dimension."""
+    """Bind derivatives, which take the outputs and options of the operator; vmap adds a batch dimension."""
 
     @op.impl_save_for_backward
     def _(inputs: Any, output: Any) -> Any:
@@ -85,36 +85,36 @@ def svd(
     degeneracy: Degeneracy = EXACT,
     gauge: Gauge = "warn",
 ) -> SVD:
-    """Singular value decomposition, as `torch.linalg.svd`, with a derivative also at degenerate singular values.
+    """Singular value decomposition, like `torch.linalg.svd`, with a derivative also at degenerate singular values.
 
     Args:
         A: (*, m, n), real or complex.
         full_matrices: whether $U$ is (*, m, m) and $Vh$ (*, n, n). A loss may then depend on the further columns
             through the projector onto their span. Ignored if ``rank`` is given.
         rank: the number of leading singular triplets to return, or None for all. The derivative is that of these
-            triplets of $A$, which is not that of a matrix of this rank: it includes the rest of the spectrum.
+            triplets of $A$, not of a matrix of this rank: it includes the rest of the spectrum.
         degeneracy: when two values count as equal, and whether to broaden; see `Degeneracy`.
         gauge: what to do about a loss that depends on the choice of basis within a group of equal values, or on the
             phase of a complex vector, and so has no derivative: "warn", "error" or "ignore". Only "error" synchronizes
             with a GPU.
 
     Returns:
-        `SVD`: $U$, $S$, $Vh$, $S$ in descending order; under autocast float32 at least.
+        `SVD`: $U$, $S$ in descending order, and $Vh$; at least float32 under autocast.
 
     Raises:
-        ValueError: $A$ is not a matrix, ``rank`` is not between 1 and $min(m, n)$, an unknown gauge.
+        ValueError: $A$ is not a matrix, ``rank`` is not between 1 and $min(m, n)$, or ``gauge`` is unknown.
         TypeError: $A$ is neither floating point nor complex.
         GaugeError: with ``gauge="error"``, for such a loss.
-        torch.linalg.LinAlgError: no convergence, nan in $A$; not for small matrices, where a nan gives nan.
+        torch.linalg.LinAlgError: no convergence, or nan in $A$. Small matrices with nan give nan instead.
 
     Note:
         Where not differentiable: at equal values. There the gradient is right for losses of $S$ that are symmetric in
         the group, for polar factors, for projectors onto the whole group, and for one function $U f(S) V^H$ of the
-        matrix (a reconstruction); see the rules in derivatives/linalg/degeneracy.py, also for what cannot be derived
-        from $U$, $S$ and $V$. The tangent is right for the first three of these.
+        matrix (a reconstruction). The tangent is right for the first three. derivatives/linalg/degeneracy.py has the rules,
+        and the cases where $U$, $S$ and $V$ do not determine the derivative.
 
     References:
-        `torch.linalg.svd`, for small matrices primal/svd.py; for the derivative, derivatives/linalg/svd.py.
+        `torch.linalg.svd`; for small matrices, primal/svd.py; for the derivative, derivatives/linalg/svd.py.
     """
     A = matrix(A, "A")
     k = min(A.shape[-2:])
@@ -129,7 +129,7 @@ def svd(
 
 @checked
 def eigh(A: Tensor, UPLO: Literal["L", "U"] = "L", *, degeneracy: Degeneracy = EXACT, gauge: Gauge = "warn") -> Eigh:
-    """Eigendecomposition of a Hermitian matrix, as `torch.linalg.eigh`; derivatives also at degenerate eigenvalues.
+    """Eigendecomposition of a Hermitian matrix, like `torch.linalg.eigh`; derivatives also at degenerate eigenvalues.
 
     Args:
         A: (*, n, n), real or complex; only one triangle is read. The gradient is Hermitian.
@@ -138,10 +138,10 @@ def eigh(A: Tensor, UPLO: Literal["L", "U"] = "L", *, degeneracy: Degeneracy = E
         gauge: as in `svd`.
 
     Returns:
-        `Eigh`: eigenvalues in ascending order and eigenvectors; under autocast float32 at least.
+        `Eigh`: eigenvalues in ascending order and eigenvectors; at least float32 under autocast.
 
     Raises:
-        ValueError: $A$ is not square, UPLO or gauge unknown.
+        ValueError: $A$ is not square, or ``UPLO`` or ``gauge`` is unknown.
         TypeError: $A$ is neither floating point nor complex.
         GaugeError: as `svd`.
         torch.linalg.LinAlgError: as `svd`.
@@ -150,7 +150,7 @@ def eigh(A: Tensor, UPLO: Literal["L", "U"] = "L", *, degeneracy: Degeneracy = E
         Where not differentiable: as `svd`, with $V f(L) V^H$ for the function of the matrix (whitening, for example).
 
     References:
-        `torch.linalg.eigh`, for small matrices primal/eigh.py; for the derivative, derivatives/linalg/eigh.py.
+        `torch.linalg.eigh`; for small matrices, primal/eigh.py; for the derivative, derivatives/linalg/eigh.py.
     """
     A = matrix(A, "A", square=True)
     return Eigh(*_eigh(A, UPLO, degeneracy.rtol, degeneracy.atol, degeneracy.broadening, gauge))
@@ -174,19 +174,19 @@ def eigh_generalized(A: Tensor, B: Tensor, *, degeneracy: Degeneracy = EXACT, ga
         gauge: as in `svd`.
 
     Returns:
-        `Eigh`: eigenvalues in ascending order, in the unit of $A$ over that of $B$, and eigenvectors; under autocast
-        float32 at least.
+        `Eigh`: eigenvalues in ascending order, in units of $A$ over units of $B$, and eigenvectors; at least float32 under
+        autocast.
 
     Raises:
-        ValueError: shapes that do not fit, an unknown gauge.
+        ValueError: shapes that do not fit, or an unknown ``gauge``.
         TypeError: neither floating point nor complex, or different dtypes.
         GaugeError: as `svd`.
-        torch.linalg.LinAlgError: (a RuntimeError) $B$ is not positive definite; no convergence, nan in $A$.
+        torch.linalg.LinAlgError: (a RuntimeError) $B$ is not positive definite, no convergence, or nan in $A$.
 
     Note:
         Where not differentiable: at equal eigenvalues, as `eigh`. There the gradient is right for losses of $l$ that are
-        symmetric in the group, and of one function $V f(L) V^H$, such as $A^-1$, $B^-1$ or the density matrix of the states
-        below a gap. Errors grow with the condition number of $B$.
+        symmetric in the group, and for losses of one function $V f(L) V^H$, such as $A^-1$, $B^-1$ or the density matrix of
+        the states below a gap. Errors grow with the condition number of $B$.
 
     References:
         Golub and Van Loan, Matrix Computations, 8.7.2; `scipy.linalg.eigh`.

@@ -1,24 +1,24 @@
 """Linear equations for a matrix: solve_sylvester, solve_lyapunov, solve_discrete_lyapunov.
 
-With the Schur forms $A = Q T Q^H$ and $B = P S P^H$, the unknown $Y = Q^H X P$ is found column by column, each by the solve
-of a triangular system (Bartels and Stewart), with $F = Q^H C P$:
+With the Schur forms $A = Q T Q^H$ and $B = P S P^H$, the unknown $Y = Q^H X P$ is found column by column. Each column is the
+solution of a triangular system (Bartels and Stewart), with $F = Q^H C P$:
 
     $A X + X B = C$:       $(T + s_jj I) y_j = f_j - sum_(i<j) s_ij y_i$,
     $A X B - X + C = 0$:   $(s_jj T - I) y_j = -f_j - T sum_(i<j) s_ij y_i$.
 
-Only unitary matrices are used, and so the residual is rounding relative to $|A| |X| + |X| |B|$, which eigenvectors of $A$
-and $B$ would not give. It is done in double precision and in complex numbers for all dtypes. Differentiated, an equation is
-the same equation with another right-hand side, and the adjoint of its solution solves that for $A^H$ and $B^H$, whose Schur
-forms are those of $A$ and $B$, transposed and in reversed order:
+Only unitary transformations are used, so the residual is as small as rounding errors of $|A| |X| + |X| |B|$. Eigenvectors of
+$A$ and $B$ would not guarantee that. All dtypes are computed in complex double precision. The tangent solves the same equation
+with another right-hand side. The cotangent solves the equation with $A^H$ and $B^H$, whose Schur forms are those of $A$ and
+$B$, transposed and in reversed order:
 
     $A X + X B = C$:       $dX$ for $dC - dA X - X dB$,     $gC = Z$ for $gX$,   $gA = -Z X^H$,       $gB = -X^H Z$,
     $A X B - X + C = 0$:   $dX$ for $dC + dA X B + A X dB$, $gC = Z$ for $gX$,   $gA = Z (X B)^H$,    $gB = (A X)^H Z$.
 
-The operators solve both equations from these constants, so that every derivative of every order is exact, and one
-decomposition of $A$ and $B$ serves all of them.
+The operators take the Schur forms as constants. So derivatives of every order are exact, and all of them use the same
+decompositions of $A$ and $B$.
 
 Note:
-    Where not differentiable: nowhere; where the solution is not unique, there is an error.
+    Where not differentiable: nowhere; if the solution is not unique, an error is raised.
 
 References:
     Bartels and Stewart, Comm. ACM 15 (1972) 820; Kitagawa, Int. J. Control 25 (1977) 745; Higham, Accuracy and Stability
@@ -54,11 +54,11 @@ def _refuse(vanishing: Tensor, T: Tensor, S: Tensor, equation: str, relation: st
     """Raise if a pair of eigenvalues makes the equation singular.
 
     Args:
-        vanishing: (*, m, n): whether a pair does.
+        vanishing: (*, m, n): whether each pair does.
         T: (*, m, m), with the eigenvalues of $A$ on its diagonal.
-        S: (*, n, n), with those of $B$.
-        equation: in the error.
-        relation: of the pair, in the error.
+        S: (*, n, n), with the eigenvalues of $B$ on its diagonal.
+        equation: the equation, for the error message.
+        relation: how the two eigenvalues are related, for the error message.
     """
     if vanishing.any():
         place = tuple(vanishing.nonzero()[0].tolist())
@@ -104,7 +104,7 @@ def _triangular_stein(T: Tensor, S: Tensor, F: Tensor) -> Tensor:
 def _solution(
     solve: Any, A: Tensor, B: Tensor, C: Tensor, T: Tensor, Q: Tensor, S: Tensor, P: Tensor, adjoint: bool
 ) -> Tensor:
-    """The solution of an equation with $A$ and $B$, or with $A^H$ and $B^H$, given that of the triangular ones."""
+    """The solution of an equation with $A$ and $B$, or $A^H$ and $B^H$; ``solve`` solves its triangular form."""
     if not C.numel() or not A.numel() or not B.numel():
         return _fake(A, B, C, T, Q, S, P, adjoint).zero_()
     if adjoint:
@@ -166,9 +166,9 @@ def sylvester_solution(
         A: (*, m, m). Its value is not read: $T$ and $Q$ determine it.
         B: (*, n, n). Its value is not read: $S$ and $P$ determine it.
         C: (*, m, n).
-        T: of the Schur form of $A$, (*, m, m), complex128; a constant to every derivative.
+        T: the triangular factor of the Schur form of $A$, (*, m, m), complex128; a constant to every derivative.
         Q: its Schur vectors, (*, m, m); constant.
-        S: of the Schur form of $B$, (*, n, n), complex128; constant.
+        S: the triangular factor of the Schur form of $B$, (*, n, n), complex128; constant.
         P: its Schur vectors, (*, n, n); constant.
         adjoint: whether to solve with $A^H$ and $B^H$.
 
@@ -215,12 +215,12 @@ def stein_solution(
     """$X$ with $A X B - X + C = 0$; with ``adjoint``, $A^H X B^H - X + C = 0$. Differentiable in any order and mode.
 
     Args:
-        A: (*, m, m); its derivatives read its value, and the solution reads $T$ and $Q$.
+        A: (*, m, m). Only derivatives read its value; the solution reads $T$ and $Q$.
         B: (*, n, n), likewise.
         C: (*, m, n).
-        T: of the Schur form of $A$, (*, m, m), complex128; a constant to every derivative.
+        T: the triangular factor of the Schur form of $A$, (*, m, m), complex128; a constant to every derivative.
         Q: its Schur vectors, (*, m, m); constant.
-        S: of the Schur form of $B$, (*, n, n), complex128; constant.
+        S: the triangular factor of the Schur form of $B$, (*, n, n), complex128; constant.
         P: its Schur vectors, (*, n, n); constant.
         adjoint: whether to solve with $A^H$ and $B^H$.
 
@@ -268,7 +268,7 @@ def solve_sylvester(A: Tensor, B: Tensor, C: Tensor) -> Tensor:
     C = same_kind(matrix(C, "C"), "C", A, "A")
     if C.shape[-2:] != (A.shape[-1], B.shape[-1]):
         expected = [A.shape[-1], B.shape[-1]]
-        raise ArgumentError(f"C: expected matrices of shape {expected}, as A and B are, got shape {list(C.shape)}")
+        raise ArgumentError(f"C: expected matrices of shape {expected}, to fit A and B, got shape {list(C.shape)}")
     broadcasts(B, "B", A, "A")
     broadcasts(C, "C", A, "A")
     broadcasts(C, "C", B, "B")
@@ -277,7 +277,7 @@ def solve_sylvester(A: Tensor, B: Tensor, C: Tensor) -> Tensor:
 
 
 def _with_its_adjoint(A: Tensor, Q: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """``[A, A^H, Q]`` with as many dims each, and the Schur forms of the first two."""
+    """``[A, A^H, Q]`` with the same number of dims, and the Schur forms of the first two."""
     A = matrix(A, "A", square=True)
     Q = same_kind(matrix(Q, "Q", square=True), "Q", A, "A")
     if Q.shape[-1] != A.shape[-1]:
@@ -305,7 +305,7 @@ def solve_lyapunov(A: Tensor, Q: Tensor) -> Tensor:
     Raises:
         ValueError, TypeError, RuntimeError: as `solve_sylvester`.
         torch.linalg.LinAlgError: the solution is not unique: up to rounding, $l_i + conj(l_j) = 0$ for two eigenvalues of
-            $A$, as for one on the imaginary axis. The error calls $A^H$ $B$.
+            $A$, or one is on the imaginary axis. The message calls $A^H$ "B".
 
     Note:
         Where not differentiable: nowhere.
@@ -334,7 +334,7 @@ def solve_discrete_lyapunov(A: Tensor, Q: Tensor) -> Tensor:
     Raises:
         ValueError, TypeError, RuntimeError: as `solve_sylvester`.
         torch.linalg.LinAlgError: the solution is not unique: up to rounding, $l_i conj(l_j) = 1$ for two eigenvalues of
-            $A$, as for one on the unit circle. The error calls $A^H$ $B$.
+            $A$, or one is on the unit circle. The message calls $A^H$ "B".
 
     Note:
         Where not differentiable: nowhere.

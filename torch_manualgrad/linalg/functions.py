@@ -35,15 +35,15 @@ def _function(A: Tensor, assume: str, table: Tables, general: Callable[[Tensor],
 def funm_hermitian(A: Tensor, f: Function, derivatives: Sequence[Function] = ()) -> Tensor:
     """The function $f$ of a Hermitian matrix, $V f(diag l) V^H$; exact derivatives also where eigenvalues repeat.
 
-    First and second derivatives have a relative error of some $1e-11$ at worst, at any separation of the eigenvalues. A
+    First and second derivatives have a relative error of about $1e-11$ at worst, for any separation of the eigenvalues. A
     derivative of order $k >= 2$ takes time and memory of order $n^(k+1)$.
 
     Args:
         A: (*, n, n), real or complex; $(A + A^H) / 2$ is used, so gradients are Hermitian.
         f: acts entry by entry, on the eigenvalues as a real float64 tensor (*, n); smooth there.
-        derivatives: $f'$, $f''$, ..., of the same kind. Up to the fifth, those that are not given are computed from the
-            last given one by ``torch.func.grad``. Each one given beyond these makes derivatives of a higher order
-            available and divided differences of close eigenvalues more accurate.
+        derivatives: $f'$, $f''$, ..., functions of the same kind. Missing ones, up to the fifth, are computed from the last
+            one given by ``torch.func.grad``. Each one given beyond the fifth makes derivatives of a higher order available,
+            and divided differences of close eigenvalues more accurate.
 
     Returns:
         (*, n, n), Hermitian, in the dtype of $A$.
@@ -51,7 +51,7 @@ def funm_hermitian(A: Tensor, f: Function, derivatives: Sequence[Function] = ())
     Raises:
         TypeError: $A$ is neither floating point nor complex; $f$ or one of ``derivatives`` is not a function.
         ValueError: $A$ is not square; $f$ or one of ``derivatives`` returns another shape.
-        NotImplementedError: in a derivative of an order for which the derivatives of $f$ are not known.
+        NotImplementedError: a derivative is computed of an order for which the derivatives of $f$ are not known.
 
     Note:
         Where not differentiable: where $f$ is not.
@@ -70,18 +70,18 @@ def sqrtm(A: Tensor, *, assume: Assume = "general") -> Tensor:
     Args:
         A: (*, n, n), real or complex.
         assume: "general": $A$ is any matrix. The derivatives are exact in every mode and of every order, also where $A$
-            is not diagonalizable; one of order $k$ takes the time of the root of a triangular matrix of order $2^k n$.
-            "hermitian": $A$ is Hermitian, positive semidefinite here. $(A + A^H) / 2$ is used, and gradients are
-            Hermitian; faster, and exact also where eigenvalues repeat.
+            is not diagonalizable. One of order $k$ takes as long as the root of a triangular matrix of order $2^k n$.
+            "hermitian": $A$ is Hermitian and, for this function, positive semidefinite. $(A + A^H) / 2$ is used, and
+            gradients are Hermitian. This is faster, and exact also where eigenvalues repeat.
 
     Returns:
-        (*, n, n), in the dtype of $A$. A singular $A$ has a root if the eigenvalue 0 has no Jordan block, else it is
-        nan or inf. A real $A$ with a negative eigenvalue has no real principal root, and gives nan: convert it to a
-        complex dtype. So does a Hermitian one with a negative eigenvalue.
+        (*, n, n), in the dtype of $A$. A singular $A$ has a root if the eigenvalue 0 has no Jordan block; otherwise the
+        result is nan or inf. A real $A$ with a negative eigenvalue has no real principal root, and gives nan: convert it
+        to a complex dtype. With "hermitian", any negative eigenvalue gives nan.
 
     Raises:
         TypeError: $A$ is neither floating point nor complex.
-        ValueError: $A$ is not square, or another ``assume``.
+        ValueError: $A$ is not square, or ``assume`` is unknown.
         RuntimeError: a general $A$ holds inf or nan.
         torch.linalg.LinAlgError: (a RuntimeError) no convergence.
 
@@ -99,7 +99,7 @@ def sqrtm(A: Tensor, *, assume: Assume = "general") -> Tensor:
 
 @checked
 def rsqrtm(A: Tensor, *, assume: Assume = "general") -> Tensor:
-    """The inverse of the principal square root, with exact derivatives. Of a covariance, this is ZCA whitening.
+    """The inverse of the principal square root, with exact derivatives. For a covariance, this is ZCA whitening.
 
     Args:
         A: (*, n, n), real or complex.
@@ -115,7 +115,7 @@ def rsqrtm(A: Tensor, *, assume: Assume = "general") -> Tensor:
         Where not differentiable: as `sqrtm`.
 
     References:
-        Those of `sqrtm`.
+        See `sqrtm`.
     """
     return _function(A, assume, tables.rsqrt, lambda A: logarithm_or_power(A, -0.5))
 
@@ -146,7 +146,7 @@ def logm(A: Tensor, *, assume: Assume = "general") -> Tensor:
 
 @checked
 def expm(A: Tensor, *, assume: Assume = "general") -> Tensor:
-    """The exponential, as `torch.linalg.matrix_exp`, with exact derivatives in every mode and order.
+    """The exponential, like `torch.linalg.matrix_exp`, with exact derivatives in every mode and order.
 
     Args:
         A: (*, n, n), real or complex.
@@ -157,7 +157,7 @@ def expm(A: Tensor, *, assume: Assume = "general") -> Tensor:
 
     Raises:
         TypeError: $A$ is neither floating point nor complex.
-        ValueError: $A$ is not square, or another ``assume``.
+        ValueError: $A$ is not square, or ``assume`` is unknown.
 
     Note:
         Where not differentiable: nowhere.
@@ -169,14 +169,14 @@ def expm(A: Tensor, *, assume: Assume = "general") -> Tensor:
 
 
 def _integer_power(A: Tensor, p: int) -> Tensor:
-    """$A^p$; entries out of range are infinite or 0: `torch.linalg.matrix_power` makes nan of $inf - inf$ and $0 inf$."""
+    """$A^p$, with infinity or 0 for entries out of range. `torch.linalg.matrix_power` has nan there: $inf - inf$, $0 inf$."""
     found = torch.linalg.matrix_power(A, p)
     if abs(p) < 3 or not A.numel() or torch.compiler.is_compiling() or not values_readable([A]):
         return found
     if are_finite([found]) or not are_finite([A]):
         return found
     base = torch.linalg.inv(A) if p < 0 else A
-    # each factor is of size 1, times 2 to an exponent of its own
+    # entries of each factor are at most 1; its power of 2 is kept separately
     base, at = _scaled(base, base.new_zeros(base.shape[:-2], dtype=torch.float64).real)
     power, exponent, rest = None, torch.zeros_like(at), abs(p)
     while rest:
@@ -186,8 +186,8 @@ def _integer_power(A: Tensor, p: int) -> Tensor:
         rest >>= 1
     assert power is not None
     most = int(math.log2(torch.finfo(A.dtype).max)) // 2
-    exponent = exponent.clamp(-6 * most, 6 * most)  # within these bounds the range is complete
-    for _ in range(6):  # by finite factors, so that 0 stays 0
+    exponent = exponent.clamp(-6 * most, 6 * most)  # beyond, all other than 0 over- or underflow
+    for _ in range(6):  # the factors are finite, so that 0 stays 0
         step = exponent.clamp(-most, most)
         factor = torch.exp2(step).to(power.real.dtype)[..., None, None]
         power = torch.complex(power.real * factor, power.imag * factor) if power.is_complex() else power * factor
@@ -204,7 +204,7 @@ def _scaled(A: Tensor, exponent: Tensor) -> tuple[Tensor, Tensor]:
 
 @checked
 def powm(A: Tensor, p: float, *, assume: Assume = "general") -> Tensor:
-    """A real power: the principal one, $exp(p log A)$, with exact derivatives.
+    """A real power of a matrix, the principal one, $exp(p log A)$, with exact derivatives.
 
     Args:
         A: (*, n, n), real or complex.

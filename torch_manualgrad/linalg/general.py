@@ -1,20 +1,21 @@
-"""Functions of a matrix that need not be Hermitian nor diagonalizable: the logarithm, powers, the exponential.
+"""Functions of a matrix that need not be Hermitian or diagonalizable: the logarithm, powers, the exponential.
 
 $A = Q T Q^H$ with $Q$ unitary and $T$ upper triangular (Schur), and $F(A) = Q F(T) Q^H$. For the square root, $X X = T$
 is solved diagonal by diagonal (Bjorck and Hammarling). For the others, square roots are taken until $T^(1/2^s) = I + X$
 with $|X| <= 1/4$; $log(I + X)$ is a Pade approximant, and a power is its exponential, squared $s$ times. These steps
-would lose digits on the diagonal, which is known in closed form at each of them and replaced.
+would lose digits on the diagonal. So after each step, the diagonal is replaced by its closed form.
 
-The derivative in the direction $E$ is a block of the same function (Mathias; Higham, theorem 3.6), and so on:
+The derivative in the direction $E$ is a block of the same function of a block matrix (Mathias; Higham, theorem 3.6), and so on
+for higher orders:
 
     $F [[A, E], [0, A]] = [[F(A), L(A, E)], [0, F(A)]]$,
-    $F [[A, E_1, E_2, 0], [0, A, 0, E_2], [0, 0, A, E_1], [0, 0, 0, A]]$   has   $L(A, E_1, E_2)$   in its last corner.
+    $F [[A, E_1, E_2, 0], [0, A, 0, E_2], [0, 0, A, E_1], [0, 0, 0, A]]$   has   $L(A, E_1, E_2)$   in its upper right corner.
 
-With $E$ in the basis $Q$ these are triangular again. $T$ alone determines the number of roots, so the result is linear
-in each direction, exact to rounding, and of any order. One operator is all of these, for the directions stacked in $E$:
-its derivative in $A$ is the same operator with one more direction. As $tr(G L(A, E_1, ..., E_k))$ is symmetric in
-$G$ and all $E_i$, the vjp is the same operator too: the cotangent $G$ enters as a direction $G^H$, and the result is
-transposed back.
+With $E$ in the basis $Q$, these matrices are triangular again. $T$ alone determines the number of roots, so the result is
+linear in each direction, and exact to rounding in any order. One operator computes all of these, for the directions stacked
+in $E$: its derivative in $A$ is the same operator with one more direction. Because $tr(G L(A, E_1, ..., E_k))$ is symmetric in
+$G$ and all $E_i$, the vjp is the same operator too: the cotangent $G$ enters as a direction $G^H$, and the adjoint of the
+result is returned.
 
 Note:
     Where not differentiable: on the negative real axis, the cut of the principal branch, and at 0.
@@ -43,9 +44,9 @@ from .schur_form import complex_schur, fake_schur, no_derivative
 __all__ = ["exponential", "logarithm_or_power"]
 
 _EPS = torch.finfo(torch.float64).eps
-_NEAR = 0.25  # |X| up to which log(I + X), and its first derivatives, are the Pade approximant's to rounding
+_NEAR = 0.25  # up to this |X|, the Pade approximant of log(I + X) and its first derivatives are exact to rounding
 _NODES = 10  # quadrature nodes of that approximant
-_OVERFLOW = 600.0  # the exponent from which on exp, or a function of it, may overflow
+_OVERFLOW = 600.0  # from this exponent on, exp or a function of it may overflow
 _TAYLOR = 16  # terms of exp for arguments up to 1/2
 
 
@@ -61,14 +62,14 @@ def principal_schur(A: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns:
         $T$ and $Q$, (*, n, n), complex128; constants to every derivative. For a real $A$ with a negative eigenvalue,
-        which has no real root and no real logarithm, $T$ is nan; an eigenvalue that is negative by rounding only is 0.
+        which has no real root and no real logarithm, $T$ is nan. An eigenvalue that is negative only by rounding is 0.
 
     Raises:
         RuntimeError: inf or nan in $A$.
         torch.linalg.LinAlgError: no convergence.
 
     Note:
-        Where not differentiable: it is a constant; the derivative is that of the function that uses it.
+        Where not differentiable: the result is a constant; the function that uses it has the derivative.
 
     References:
         Golub and Van Loan, Matrix Computations, 7.1 and 7.5.
@@ -108,7 +109,7 @@ def _root(T: Tensor, root: Tensor) -> Tensor:
 
 @functools.cache
 def _quadrature(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Nodes and weights of Gauss and Legendre on $[0, 1]$, (m, 1, 1): $log(I + X)$ is the integral of $X (I + x X)^-1$."""
+    """Gauss-Legendre nodes and weights on $[0, 1]$, (m, 1, 1): $log(I + X)$ is the integral of $X (I + x X)^-1$."""
     k = torch.arange(1, _NODES, dtype=torch.float64, device=device)
     x, V = torch.linalg.eigh(torch.diag(k / (4 * k * k - 1).sqrt(), -1))
     return ((x + 1) / 2)[:, None, None], V[0].square()[:, None, None]
@@ -162,9 +163,9 @@ def _power(T: Tensor, n: int, p: float) -> Tensor:
 
 # -- powers that overflow ---------------------------------------------------------------------------------------------
 #
-# An infinite complex number times another is nan. So T^p is c^p (T / c)^p with |c| the size of the eigenvalue whose power is
-# the largest. Entries of (T / c)^p whose product with c^p is infinite are kept apart, and so are the entries of
-# the result that they contribute to.
+# An infinite complex number times another one is nan. So T^p is computed as c^p (T / c)^p, with c the modulus of the eigenvalue
+# that has the largest power. Entries of (T / c)^p whose product with c^p is infinite are handled separately, and so are the
+# entries of the result that they contribute to.
 
 
 def _log_size(T: Tensor, p: float) -> Tensor:
@@ -176,12 +177,12 @@ def _log_size(T: Tensor, p: float) -> Tensor:
 
 
 def _overflowing(T: Tensor, F: Tensor, n: int, p: float, log_size: Tensor) -> tuple[Tensor, Tensor]:
-    """$T^p$ with 0 for its infinite entries, and what these are times $c^-p$; $F$ is $T^p$ as `_power` computes it."""
+    """$T^p$ with 0 for its infinite entries, and those entries times $c^-p$; $F$ is $T^p$ as `_power` computes it."""
     scaled = torch.view_as_real(_power(T * (-log_size).exp(), n, p))
     half = (log_size * (p / 2)).exp().unsqueeze(-1)
-    whole = torch.where(scaled == 0, 0, scaled * half * half)  # in halves: c^p may overflow where the product does not
+    whole = torch.where(scaled == 0, 0, scaled * half * half)  # c^p itself may overflow where the product does not
     infinite = whole.isinf()
-    # an entry that has underflowed is zero where T has no path from the row to the column, and else that of F
+    # an underflowed entry is zero if T has no path from its row to its column; otherwise it is taken from F
     path = (T != 0).double() + torch.eye(T.shape[-1], dtype=torch.float64, device=T.device)
     for _ in range(T.shape[-1].bit_length()):
         path = (path @ path).clamp(max=1)
@@ -198,7 +199,7 @@ def _rotated(F: Tensor, Q: Tensor) -> Tensor:
 
 
 def _with_overflow(found: Tensor, finite: Tensor, infinite: Tensor, Q: Tensor) -> Tensor:
-    """$Q F Q^H$ where ``found``, computed from $F$ as it is, is not finite."""
+    """``found``; where it is not finite, $Q F Q^H$ from the finite and the infinite entries of $F$."""
     signs = torch.view_as_real(_rotated(infinite, Q))
     mended = torch.view_as_real(_rotated(finite, Q)) + torch.where(signs == 0, 0, signs * math.inf)
     return torch.where(found.isfinite(), found, torch.view_as_complex(mended))
@@ -253,12 +254,12 @@ _vjp, _jvp = _derivatives(_general)
 
 @smooth(vjp=_vjp, jvp=_jvp, fake=_fake)
 def general_function(A: Tensor, T: Tensor, Q: Tensor, E: Tensor, p: float | None) -> Tensor:
-    """The $k$-th derivative of $A^p$, or of $log A$, in the $k$ directions $E$; for $k = 0$ the function; any order.
+    """The $k$-th derivative of $A^p$ or of $log A$ in the $k$ directions $E$ (for $k = 0$, the function); of any order.
 
     Args:
         A: (*, n, n), real or complex. Its value is not read: $T$ and $Q$ determine it.
-        T: its Schur form, as `principal_schur` returns it; constants to every derivative.
-        Q: its Schur form, as `principal_schur` returns it; constants to every derivative.
+        T: the triangular factor of its Schur form, as `principal_schur` returns it; a constant to every derivative.
+        Q: its Schur vectors, as `principal_schur` returns them; a constant to every derivative.
         E: (*, k, n, n): the directions.
         p: the exponent, or None for the logarithm.
 
@@ -269,7 +270,7 @@ def general_function(A: Tensor, T: Tensor, Q: Tensor, E: Tensor, p: float | None
         Where not differentiable: see the module's docstring.
 
     References:
-        Those of the module's docstring.
+        See the module's docstring.
     """
     n = T.shape[-1]
     if not n:
@@ -296,12 +297,12 @@ _exponential_vjp, _exponential_jvp = _derivatives(_exponential)
 
 @smooth(vjp=_exponential_vjp, jvp=_exponential_jvp, fake=_fake_exponential)
 def exponential_function(A: Tensor, E: Tensor) -> Tensor:
-    """The $k$-th derivative of $exp(A)$ in the $k$ directions $E$; for $k = 0$ $exp(A)$ itself; any order in any mode.
+    """The $k$-th derivative of $exp(A)$ in the $k$ directions $E$ (for $k = 0$, $exp(A)$); of any order, in any mode.
 
     Args:
         A: (*, n, n), real or complex.
-        E: (*, k, n, n): the directions. Each is divided by its norm first: for a large one the exponential would scale
-            the block matrix down until the digits of $A$ are lost.
+        E: (*, k, n, n): the directions. Each is divided by its norm first: for a large one, the exponential would scale down
+            the block matrix until the digits of $A$ are lost.
 
     Returns:
         (*, n, n), in the dtype of $A$.
@@ -310,7 +311,7 @@ def exponential_function(A: Tensor, E: Tensor) -> Tensor:
         Where not differentiable: nowhere.
 
     References:
-        ATen linalg_matrix_exp and linalg_matrix_exp_differential; those of the module's docstring.
+        ATen linalg_matrix_exp and linalg_matrix_exp_differential; see also the module's docstring.
     """
     n, order = A.shape[-1], E.shape[-3]
     if not A.numel():
@@ -334,5 +335,5 @@ def exponential(A: Tensor) -> Tensor:
 
 
 def logarithm_or_power(A: Tensor, p: float | None) -> Tensor:
-    """$log A$ for $p$ None, else $A^p$, with exact derivatives."""
+    """$log A$ if $p$ is None, else $A^p$, with exact derivatives."""
     return general_function(A, *principal_schur(A.detach()), _no_directions(A), p)

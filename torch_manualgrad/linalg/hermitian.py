@@ -7,12 +7,12 @@ For $A = V diag(l) V^H$, $F(A) = V diag(f(l)) V^H$. With $E~ = V^H E V$, its der
                          $f[l_(i_0), ..., l_(i_k)] (E~_1)_(i_0 i_1) (E~_2)_(i_1 i_2) ... (E~_k)_(i_(k-1) i_k)$
 
 with divided differences $f[a, b] = (f(a) - f(b)) / (a - b)$, $f[a, a] = f'(a)$, and so on. Nothing here depends on the
-choice of eigenvectors, and nothing is singular where eigenvalues repeat. One operator is all of these, for the
-directions stacked in $E$: its derivative in $A$ is the same operator with one more direction. As a form in its
-directions and its cotangent it is symmetric, so its vjp is the same operator too.
+choice of eigenvectors, and nothing is singular where eigenvalues repeat. One operator computes all of
+these, for the directions stacked in $E$: its derivative in $A$ is the same operator with one more direction. It is a
+symmetric form in its directions and its cotangent, so its vjp is the same operator too.
 
-A divided difference over $k + 1$ nodes is computed from two over $k$, or from the Taylor series of $f$ at its middle
-node: whichever has the smaller error estimate. Those over two nodes have closed forms for the named functions.
+A divided difference over $k + 1$ nodes is computed from two over $k$ nodes, or from the Taylor series of $f$ at its middle
+node, whichever has the smaller error estimate. Over two nodes, the named functions have closed forms.
 
 References:
     Daleckii and Krein, AMS Translations 47 (1965) 1; Higham, Functions of Matrices (SIAM 2008), theorem 3.11, corollary
@@ -50,7 +50,7 @@ def divided_difference(at: Sequence[Tensor], L: Tensor, J: Tensor, D: Tensor | N
         D: (*, n, n): $f[l_i, l_j]$, if known more accurately than from $J$; else None.
 
     Returns:
-        The batch of $L$, and the shape of the indices.
+        The batch dims of $L$, followed by the shape of the indices.
     """
     order, last = len(at) - 1, J.shape[-2] - 1
     if order == 0:
@@ -74,8 +74,8 @@ def divided_difference(at: Sequence[Tensor], L: Tensor, J: Tensor, D: Tensor | N
     for q in reversed(range(len(h))):
         near = near + J[..., order + q, :][..., at[centre]] * h[q]
 
-    # the last term of the series, its coefficient taken at the outer nodes since at the middle one it may vanish by
-    # chance, is compared with the rounding error of the quotient, both times the gap
+    # Compare the last term of the series with the rounding error of the quotient, both times the gap. The coefficient of
+    # that term is taken at the outer nodes: at the middle one it may vanish by chance.
     ends = J[..., last, :].abs()
     cut = (ends[..., at[0]] + ends[..., at[-1]]) * gap ** (last - order) * math.comb(last, order)
     rounding = torch.finfo(L.dtype).eps * (left.abs() + right.abs())
@@ -113,7 +113,7 @@ def _fake(A: Tensor, L: Tensor, V: Tensor, J: Tensor, D: Tensor, E: Tensor) -> T
 
 
 def _of_eigenvalues(V: Tensor, f: Tensor) -> Tensor:
-    """$V diag(f) V^H$; an infinite $f$ makes infinite exactly the entries that its eigenvectors contribute to."""
+    """$V diag(f) V^H$; an infinite $f$ makes exactly those entries infinite that its eigenvectors contribute to."""
     infinite = f.isinf()
     if not infinite.any():
         return (V * f.unsqueeze(-2)) @ V.mH
@@ -153,8 +153,8 @@ def hermitian_function(A: Tensor, L: Tensor, V: Tensor, J: Tensor, D: Tensor, E:
     order, known = E.shape[-3], J.shape[-2] - 1
     if order > known:
         raise NotImplementedError(
-            f"the derivative of order {order} of a function of a matrix needs that of order {order} of the function, "
-            f"and {known} are known: pass more derivatives to funm_hermitian"
+            f"the derivative of order {order} of a matrix function needs the derivative of order {order} of the scalar "
+            f"function, and {known} are known: pass more derivatives to funm_hermitian"
         )
     if order == 0:
         return _of_eigenvalues(V, J[..., 0, :].to(L.dtype))

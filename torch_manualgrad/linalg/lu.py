@@ -16,7 +16,7 @@ from .arguments import matrix
 
 
 class LU(NamedTuple):
-    """$P$ (*, m, m), $L$ (*, m, k), $U$ (*, k, n), with $A = P L U$; without pivoting $P$ (0,), and $A = L U$."""
+    """$P$ (*, m, m), $L$ (*, m, k), $U$ (*, k, n), with $A = P L U$; without pivoting, $P$ is (0,) and $A = L U$."""
 
     P: Tensor
     L: Tensor
@@ -25,17 +25,16 @@ class LU(NamedTuple):
 
 @checked
 def lu(A: Tensor, *, pivot: bool = True) -> LU:
-    """LU factorisation, as `torch.linalg.lu`, with a derivative also where the last pivot is zero; unpivoted on any
-    device.
+    """LU factorisation, like `torch.linalg.lu`, with a derivative also where the last pivot is zero.
 
     Args:
         A: (*, m, n), float32, float64, complex64 or complex128.
-        pivot: False for the factorisation without pivoting, $A = L U$, which torch has on CUDA only. It is not stable,
-            unless $A$ is diagonally dominant, definite or the like.
+        pivot: False for the factorisation without pivoting, $A = L U$, on any device; torch has it on CUDA only. It is
+            unstable, except for matrices such as diagonally dominant or definite ones.
 
     Returns:
-        `LU`: $P$, a permutation; $L$, lower triangular with ones on the diagonal; $U$, upper triangular; under autocast
-        float32 at least.
+        `LU`: $P$, a permutation; $L$, lower triangular with ones on the diagonal; $U$, upper triangular. At least float32
+        under autocast.
 
     Raises:
         ValueError: $A$ is not a matrix.
@@ -43,12 +42,12 @@ def lu(A: Tensor, *, pivot: bool = True) -> LU:
         NotImplementedError: half precision without autocast.
 
     Note:
-        Where not differentiable: at a zero pivot before the last, and at any if $m > n$ and the loss depends on $L$;
-        the gradient then has inf or nan. A last pivot of zero is differentiable if $m <= n$. $P$ is a constant. Without
-        pivoting, a zero pivot that divides anything gives $L$ and $U$ themselves inf or nan.
+        Where not differentiable: at a zero pivot before the last one, and at any zero pivot if $m > n$ and the loss depends
+        on $L$. The gradient then has inf or nan. If $m <= n$, $L$ and $U$ are differentiable where the last pivot is zero.
+        $P$ is a constant. Without pivoting, division by a zero pivot makes $L$ and $U$ themselves inf or nan.
 
     References:
-        `torch.linalg.lu`, for small matrices primal/lu.py; Golub and Van Loan, Matrix Computations, 3.2; for the
+        `torch.linalg.lu`; for small matrices, primal/lu.py; Golub and Van Loan, Matrix Computations, 3.2; for the
         derivative, derivatives/linalg/lu.py.
     """
     return LU(*_lu(matrix(A, "A"), pivot))
@@ -65,7 +64,7 @@ def _lu(A: Tensor, pivot: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     return A.new_empty(0), L, U
 
 
-_PANEL = 16  # up to so many columns are eliminated one by one; more are halved recursively, for matrix products
+_PANEL = 16  # up to this many columns are eliminated one by one; more are halved recursively, to use matrix products
 
 
 def _eliminate(A: Tensor) -> None:

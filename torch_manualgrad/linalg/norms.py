@@ -15,12 +15,12 @@ values may repeat.
 Note:
     Where not differentiable:
 
-    - the nuclear norm, where $A$ has not full rank: the gradient is the subgradient of least norm, the sum of
-    $w_i v_i^H$ over $s_i > 0$, and the higher derivatives are those among the matrices of that rank;
-    - the spectral norm, where $s_1 = ... = s_k$: the gradient is the mean of the gradients $w_i v_i^H$ over these, a
-    subgradient; the higher derivatives are those along changes of $A$ that keep the $k$ equal, and finite along others.
+    - the nuclear norm, where $A$ does not have full rank: the gradient is the subgradient of least norm, the sum of
+    $w_i v_i^H$ over $s_i > 0$, and the higher derivatives are those within the matrices of that rank;
+    - the spectral norm, where $s_1 = ... = s_k$: the gradient is the mean of the $k$ gradients $w_i v_i^H$, a subgradient;
+    the higher derivatives are those along changes of $A$ that keep the $k$ values equal, and finite along others.
 
-    At $A = 0$ all derivatives of both are 0. Singular values are equal, or 0, if they are up to rounding,
+    At $A = 0$ all derivatives of both are 0. Singular values count as equal, or as 0, up to rounding,
     $max(m, n) eps s_1$.
 
 References:
@@ -68,10 +68,10 @@ def singular_value_sum(A: Tensor, W: Tensor, S: Tensor, V: Tensor) -> Tensor:
     """The sum of the singular values of $A = W diag(S) V^H$.
 
     Args:
-        A: as in `polar_factor`; columns of $W$ that belong to $s_i = 0$ are replaced by 0.
-        W: as in `polar_factor`; columns of $W$ that belong to $s_i = 0$ are replaced by 0.
-        S: as in `polar_factor`; columns of $W$ that belong to $s_i = 0$ are replaced by 0.
-        V: as in `polar_factor`; columns of $W$ that belong to $s_i = 0$ are replaced by 0.
+        A: as in `polar_factor`.
+        W: as in `polar_factor`; columns that belong to $s_i = 0$ are replaced by 0.
+        S: as in `polar_factor`.
+        V: as in `polar_factor`.
 
     Returns:
         (*, 1, 1), real.
@@ -128,7 +128,7 @@ def first_projector(B: Tensor, S: Tensor, V: Tensor, first: Tensor) -> tuple[Ten
         $Q$ and $R$, (*, n, n). $Q$ has rank $k$, the number of singular values equal to $S_1$.
 
     Note:
-        Where not differentiable: for $k > 1$; the derivative is that for which the $k$ eigenvalues stay equal.
+        Where not differentiable: for $k > 1$; the derivative is that along changes that keep the $k$ eigenvalues equal.
 
     References:
         Kato, Perturbation Theory for Linear Operators, II-(2.14) and I-(5.32).
@@ -139,7 +139,7 @@ def first_projector(B: Tensor, S: Tensor, V: Tensor, first: Tensor) -> tuple[Ten
 
 
 def _first_gradient(inputs: Any, norm: Tensor) -> Tensor:
-    """$K$, from $A / s_1$ and $s_1 / s_1$ with a constant in the denominators, so that no square overflows."""
+    """$K$, from $A$ and $s_1$ divided by the value of $s_1$ as a constant, so that no square overflows."""
     A, S, V, first = inputs
     scale = S[..., :1, None]
     scale = torch.where(scale == 0, 1, scale)
@@ -198,8 +198,8 @@ def nuclear_norm(A: Tensor, keepdim: bool = False) -> Tensor:
         ValueError: $A$ is not a matrix.
 
     Note:
-        Where not differentiable: where $A$ has not full rank: the gradient is the subgradient of least norm, and the
-        higher derivatives are those among the matrices of that rank. At $A = 0$ all derivatives are 0.
+        Where not differentiable: where $A$ does not have full rank: the gradient is the subgradient of least norm, and the
+        higher derivatives are those within the matrices of that rank. At $A = 0$ all derivatives are 0.
 
     References:
         Watson, Linear Algebra Appl. 170 (1992) 33.
@@ -215,7 +215,7 @@ def nuclear_norm(A: Tensor, keepdim: bool = False) -> Tensor:
 
 @checked
 def spectral_norm(A: Tensor, keepdim: bool = False) -> Tensor:
-    """The largest singular value; exact derivatives also where other values repeat, and a subgradient where it does.
+    """The largest singular value; exact derivatives also where others repeat, and a subgradient where the largest repeats.
 
     Args:
         A: (*, m, n), real or complex.
@@ -231,7 +231,7 @@ def spectral_norm(A: Tensor, keepdim: bool = False) -> Tensor:
     Note:
         Where not differentiable: where the largest singular value has multiplicity $k > 1$: the gradient is the mean of
         the $k$ gradients $w_i v_i^H$, a subgradient, and the higher derivatives are those along changes that keep the
-        $k$ equal. At $A = 0$ all derivatives are 0.
+        $k$ values equal. At $A = 0$ all derivatives are 0.
 
     References:
         Watson, Linear Algebra Appl. 170 (1992) 33; Kato, Perturbation Theory for Linear Operators, section II.2.

@@ -6,16 +6,16 @@ of $A$,
     $dU = U X + (E - U U^H E) P^-1$,   with   $P X + X P = U^H E - E^H U$,
 
 a Lyapunov equation, whose solution divides by sums $s_i + s_j$ of singular values and never by their differences:
-repeated singular values need no special treatment, and all orders are exact (derivatives/linalg/lyapunov.py). As $U$ is
-the gradient of the sum of the singular values, $E -> dU$ is self-adjoint: the vjp is the jvp. A rotation with $det = 1$
-is $U$ with the last column of $W$ reversed if need be. It is the polar factor for $P$ with the last $s_n$ reversed, and
-all of the above holds; it is smooth also where $det A = 0$, if $s_(n-1) > 0$.
+repeated singular values need no special treatment, and all orders are exact (derivatives/linalg/lyapunov.py). Because
+$U$ is the gradient of the sum of the singular values, $E -> dU$ is self-adjoint: the vjp is the jvp. A rotation, with
+$det = 1$, is $U$ with the last column of $W$ negated if necessary. It is the polar factor for the $P$ with $s_n$ negated, and
+all of the above holds. It is smooth also where $det A = 0$, if $s_(n-1) > 0$.
 
 Note:
     Where not differentiable: where $s_i + s_j = 0$ ($rank <= n - 2$; for complex or rectangular $A$, $rank <= n - 1$;
-    for a rotation with a reversal, $s_(n-1) = s_n$). The factor is not unique there, and $U$ is one of the possible
-    ones. The part of the derivative that does not exist is 0: the equation is solved in the least-squares sense, $P^-1$
-    is the pseudo-inverse. A sum counts as 0 up to rounding, $n eps s_1$.
+    for a rotation with a negated column, $s_(n-1) = s_n$). The factor is not unique there, and $U$ is one of the possible
+    ones. The part of the derivative that does not exist is 0: the equation is solved in the least-squares sense, with the
+    pseudo-inverse as $P^-1$. A sum counts as 0 up to rounding, $n eps s_1$.
 
 References:
     Kenney and Laub, SIAM J. Matrix Anal. Appl. 12 (1991) 488; Higham, Functions of Matrices (SIAM 2008), chapter 8 and
@@ -77,11 +77,10 @@ def polar_factor(A: Tensor, W: Tensor, S: Tensor, V: Tensor, unitary: bool) -> T
 
     Args:
         A: (*, m, n), $m >= n$. Its value is not read.
-        W: (*, m, n), a constant to every derivative. A column may be reversed together with its entry in $S$, or 0
-            together with it.
+        W: (*, m, n), a constant to every derivative. A column may be negated, or 0, together with its entry in $S$.
         S: (*, n), the largest magnitude first; constant.
         V: (*, n, n), unitary; constant.
-        unitary: whether $U U^H = I$, for which a part of the derivative is 0 and is left out.
+        unitary: whether $U U^H = I$. A part of the derivative is then 0 and is left out.
 
     Returns:
         (*, m, n).
@@ -119,7 +118,7 @@ def polar(A: Tensor, side: Literal["right", "left"] = "right") -> Polar:
 
     Args:
         A: (*, m, n), real or complex.
-        side: of $P$: "right", $A = U P$ with $P$ (*, n, n); "left", $A = P U$ with $P$ (*, m, m).
+        side: the side of $P$: "right", $A = U P$ with $P$ (*, n, n); "left", $A = P U$ with $P$ (*, m, m).
 
     Returns:
         `Polar`: $U$ (*, m, n), with orthonormal columns, or rows if $m < n$: the nearest such matrix to $A$. $P$ is
@@ -127,11 +126,11 @@ def polar(A: Tensor, side: Literal["right", "left"] = "right") -> Polar:
 
     Raises:
         TypeError: $A$ is neither floating point nor complex.
-        ValueError: $A$ is not a matrix, or another ``side``.
+        ValueError: $A$ is not a matrix, or ``side`` is unknown.
 
     Note:
-        Where not differentiable: where $A$ has not full rank, $U$ and its derivative are not completely determined. The
-        undetermined part of the derivative is 0. A square real $A$ may have rank $n - 1$: the derivative is then that
+        Where not differentiable: where $A$ does not have full rank, $U$ and its derivative are not completely determined.
+        The undetermined part of the derivative is 0. A square real $A$ may have rank $n - 1$: the derivative is then that
         of the chosen branch of $U$.
 
     References:
@@ -144,7 +143,7 @@ def polar(A: Tensor, side: Literal["right", "left"] = "right") -> Polar:
 
 @checked
 def procrustes(A: Tensor, B: Tensor, rotation: bool = False) -> Tensor:
-    """The orthogonal (unitary) $R$ with the least $||A R - B||_F$; exact derivatives also where singular values repeat.
+    """The orthogonal (unitary) $R$ that minimizes $||A R - B||_F$; exact derivatives also where singular values repeat.
 
     Args:
         A: (*, m, n), real or complex; batch dims broadcast.
@@ -152,15 +151,15 @@ def procrustes(A: Tensor, B: Tensor, rotation: bool = False) -> Tensor:
         rotation: whether $R$ is restricted to $det R = 1$; for real $A$ and $B$.
 
     Returns:
-        $R$, (*, n, n): the polar factor of $A^H B$, with the last singular vector reversed if ``rotation`` needs it.
+        $R$, (*, n, n): the polar factor of $A^H B$, with the last singular vector negated if ``rotation`` requires it.
 
     Raises:
         TypeError: neither floating point nor complex, or complex with ``rotation``.
         ValueError: shapes that do not fit.
 
     Note:
-        Where not differentiable: where `polar` is not, at $A^H B$. With ``rotation``: where $R$ is not unique, that is
-        if the two smallest singular values are 0, or if they are equal and $det(A^H B) < 0$.
+        Where not differentiable: where `polar` of $A^H B$ is not. With ``rotation``: where $R$ is not unique, that is, if
+        the two smallest singular values are 0, or if they are equal and $det(A^H B) < 0$.
 
     References:
         Schoenemann, Psychometrika 31 (1966) 1.
@@ -175,7 +174,7 @@ def procrustes(A: Tensor, B: Tensor, rotation: bool = False) -> Tensor:
 
 @checked
 def kabsch(P: Tensor, Q: Tensor, weights: Tensor | None = None) -> Alignment:
-    """The rigid motion that best maps the points $P$ to the points $Q$: least $sum_k w_k |R p_k + t - q_k|^2$.
+    """The rigid motion that best maps the points $P$ to the points $Q$: it minimizes $sum_k w_k |R p_k + t - q_k|^2$.
 
     The derivatives are exact also where the singular values of the covariance repeat, as for symmetric sets of points.
 
@@ -186,12 +185,12 @@ def kabsch(P: Tensor, Q: Tensor, weights: Tensor | None = None) -> Alignment:
 
     Returns:
         `Alignment`: $R$ (*, d, d) with $det R = 1$; $t$ (*, d), so that ``P @ R.mT + t[..., None, :]`` is near $Q$; and
-        the rmsd (*), the root of the weighted mean square distance that is left.
+        the rmsd (*), the root of the weighted mean squared distance that remains.
 
     Raises:
         TypeError: not real floating point.
-        ValueError: shapes that do not fit; weights that are negative, nan or inf, or all 0, where they can be read;
-            under a transform and in a graph they become nan.
+        ValueError: shapes that do not fit; weights that are negative, nan or inf, or all 0. Under a transform and in a
+            graph, where weights cannot be read, invalid ones become nan instead.
 
     Note:
         Where not differentiable: where `procrustes` with ``rotation`` is not (points on a line in three dimensions;

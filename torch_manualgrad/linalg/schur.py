@@ -26,14 +26,14 @@ class Schur(NamedTuple):
     Q: Tensor
 
 
-# What eigenvalues are sorted by, ascending.
+# The keys by which eigenvalues are sorted, ascending.
 _KEYS: dict[str, Callable[[Tensor], Tensor]] = {"real": lambda values: values.real, "modulus": torch.abs}
 
 
 def _ordered(T: Tensor, Q: Tensor, order: str) -> tuple[Tensor, Tensor]:
-    """The same with the eigenvalues in order, by rotations of pairs of neighbours: those of even and odd places in turn.
+    """$T$ and $Q$ with the eigenvalues in order. Rotations swap pairs of neighbours, at even and odd places in turn.
 
-    With $r = (t_12, t_22 - t_11)$ an eigenvector of $t_22$ in the plane of two neighbours, the rotation to $r / |r|$ and its
+    $r = (t_12, t_22 - t_11)$ is an eigenvector for $t_22$ in the plane of two neighbours. The rotation to $r / |r|$ and its
     complement swaps them.
     """
     n, key = T.shape[-1], _KEYS[order]
@@ -93,31 +93,31 @@ def _(info: Any, in_dims: Any, A: Tensor, order: str, gauge: str) -> Any:
 
 @checked
 def schur(A: Tensor, *, order: Literal["none", "real", "modulus"] = "none", gauge: Gauge = "warn") -> Schur:
-    """The complex Schur form $A = Q T Q^H$, with derivatives where the eigenvalues differ; PyTorch has none.
+    """The complex Schur form $A = Q T Q^H$, which PyTorch does not have; with derivatives where the eigenvalues differ.
 
     Args:
         A: (*, n, n), real or complex.
-        order: of the eigenvalues on the diagonal of $T$: "none" for any, "real" for ascending real parts, "modulus" for
-            ascending moduli. With "real", the first columns of $Q$ span the invariant subspace of the eigenvalues left of
-            the imaginary axis. Eigenvalues that are equal to rounding in this respect, such as the two of a conjugate pair,
-            are in any order.
+        order: the order of the eigenvalues on the diagonal of $T$: "none" for any, "real" for ascending real parts, "modulus"
+            for ascending moduli. With "real", the first columns of $Q$ span the invariant subspace of the eigenvalues left of
+            the imaginary axis. Eigenvalues whose real parts or moduli are equal to rounding, such as a conjugate pair, are in
+            any order.
         gauge: what to do about a loss that depends on the phases of the columns of $Q$, and so has no derivative: "warn",
             "error" or "ignore". Only "error" synchronizes with a GPU.
 
     Returns:
-        `Schur`: $T$, upper triangular, and $Q$, unitary, in the complex dtype of the precision of $A$, also for a real
+        `Schur`: $T$, upper triangular, and $Q$, unitary, in the complex dtype with the precision of $A$, also for a real
         $A$. They are computed in double precision.
 
     Raises:
-        ValueError: $A$ is not square, an unknown order or gauge.
+        ValueError: $A$ is not square, or ``order`` or ``gauge`` is unknown.
         TypeError: $A$ is neither floating point nor complex.
         RuntimeError: inf or nan in $A$.
         GaugeError: with ``gauge="error"``, for such a loss.
         torch.linalg.LinAlgError: no convergence.
 
     Note:
-        Where not differentiable: where two eigenvalues are equal, derivatives of any loss are inf or nan. Close ones give
-        large derivatives of $Q$, also for a loss that depends only on the subspace of both.
+        Where not differentiable: where two eigenvalues are equal. Derivatives of any loss are inf or nan there. Close
+        eigenvalues give large derivatives of $Q$, also for a loss that depends only on the subspace of both.
 
     References:
         Golub and Van Loan, Matrix Computations, 7.1, 7.5 and 7.6.2; `scipy.linalg.schur`; for the derivative,

@@ -1,7 +1,7 @@
 """The complex Schur form of a batch of matrices, $A = Q T Q^H$, with $T$ upper triangular and $Q$ unitary.
 
-PyTorch has none. LAPACK's eigenvectors, orthonormalized, are the Schur vectors unless they are close to dependent; the QR
-algorithm continues from there.
+PyTorch has no Schur form. LAPACK's eigenvectors, orthonormalized, are the Schur vectors unless they are nearly dependent. The
+QR algorithm continues from there.
 
 References:
     Golub and Van Loan, Matrix Computations, 7.1 and 7.5.
@@ -19,11 +19,11 @@ from ..derivatives.linalg.smooth import smooth
 __all__ = ["complex_schur", "fake_schur", "no_derivative", "schur_form"]
 
 _EPS = torch.finfo(torch.float64).eps
-_STEPS = 40  # of the QR algorithm, for each row
+_STEPS = 40  # steps of the QR algorithm for each row
 
 
 def _shift(T: Tensor, last: Tensor, step: int) -> Tensor:
-    """The eigenvalue of the block of order 2 that ends in row ``last``, the nearer to its last entry (Wilkinson)."""
+    """Of the block of order 2 that ends in row ``last``, the eigenvalue nearer to its last entry (Wilkinson)."""
     n, before = T.shape[-1], (last - 1).clamp(min=0)
     places = torch.stack((before * n + before, before * n + last, last * n + before, last * n + last), -1)
     a, b, c, d = T.flatten(-2).take_along_dim(places, -1).unbind(-1)
@@ -31,7 +31,7 @@ def _shift(T: Tensor, last: Tensor, step: int) -> Tensor:
     root = (half * half + b * c).sqrt()
     far = half + torch.where((half.conj() * root).real < 0, -root, root)
     shift = d - b * c / torch.where(far == 0, 1, far)
-    return shift + (c.abs() + 1e-3 * d.abs()) * complex(0.6, 0.8) if step % 10 == 9 else shift  # leaves a cycle
+    return shift + (c.abs() + 1e-3 * d.abs()) * complex(0.6, 0.8) if step % 10 == 9 else shift  # breaks a cycle
 
 
 def complex_schur(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -42,7 +42,7 @@ def complex_schur(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     Returns:
         (*, n, n), (*, n, n) and (*, n), complex128. The eigenvalues of a real matrix come in conjugate pairs; the
-        diagonal of $T$ has them to rounding.
+        diagonal of $T$ contains them up to rounding.
 
     Raises:
         RuntimeError: inf or nan in $A$.
@@ -82,7 +82,7 @@ def fake_schur(A: Tensor) -> tuple[Tensor, Tensor]:
 
 @smooth(vjp=no_derivative, jvp=lambda *_: (None, None), fake=fake_schur)
 def schur_form(A: Tensor) -> tuple[Tensor, Tensor]:
-    """$T$ and $Q$ with $A = Q T Q^H$; constants to every derivative, for operators that take them next to $A$.
+    """$T$ and $Q$ with $A = Q T Q^H$, constants to every derivative, for operators that take them in addition to $A$.
 
     Args:
         A: (*, n, n), real or complex.
@@ -95,7 +95,7 @@ def schur_form(A: Tensor) -> tuple[Tensor, Tensor]:
         torch.linalg.LinAlgError: no convergence.
 
     Note:
-        Where not differentiable: it is a constant; the derivative is that of the function that uses it.
+        Where not differentiable: the result is a constant; the function that uses it has the derivative.
 
     References:
         Golub and Van Loan, Matrix Computations, 7.1 and 7.5.

@@ -44,19 +44,19 @@ def _powers(p: float, x: Tensor) -> Tensor:
 
 
 def sqrt(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Of $x^(1/2)$."""
+    """The tables of $x^(1/2)$."""
     a, b = _pairs(x.sqrt())
     return _powers(0.5, x), 1 / (a + b)
 
 
 def rsqrt(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Of $x^(-1/2)$."""
+    """The tables of $x^(-1/2)$."""
     a, b = _pairs(x.sqrt())
     return _powers(-0.5, x), -1 / (a * b * (a + b))
 
 
 def log(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Of $log x$."""
+    """The tables of $log x$."""
     rows = [x.log(), *[(-1) ** (q + 1) / q * x.pow(-q) for q in range(1, _TERMS + 1)]]
     a, b = _pairs(x)
     equal = a == b
@@ -64,7 +64,7 @@ def log(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def exp(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Of $exp x$."""
+    """The tables of $exp x$."""
     value = x.exp()
     rows = [value / math.factorial(q) for q in range(_TERMS + 1)]
     a, b = _pairs(x)
@@ -76,7 +76,7 @@ def exp(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def power(p: float, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Of $x^p$."""
+    """The tables of $x^p$."""
     # with u = log(a / b): a^p - b^p = 2 (ab)^(p/2) sinh(pu/2), and a - b is the same with p = 1
     a, b = _pairs(x)
     u = _log_ratio(a, b) / 2
@@ -90,7 +90,7 @@ def _derivative(f: Function) -> Function:
     slope = torch.func.grad(lambda x: f(x).sum())
 
     def derivative(x: Tensor) -> Tensor:
-        # torch.func refuses to run under hooks on saved tensors, those of a checkpoint too
+        # torch.func raises under hooks on saved tensors, including those of a checkpoint
         if torch.compiler.is_compiling() or not saved_tensors_are_hooked():
             return slope(x)
         with saved_tensors_unhooked():
@@ -100,7 +100,7 @@ def _derivative(f: Function) -> Function:
 
 
 def of_function(f: Function, derivatives: Sequence[Function], x: Tensor) -> tuple[Tensor, Tensor]:
-    """Of $f$.
+    """The tables of $f$.
 
     Raises:
         ArgumentError: $f$, or one of the derivatives, does not return a real tensor of the shape of ``x``.
@@ -115,7 +115,7 @@ def of_function(f: Function, derivatives: Sequence[Function], x: Tensor) -> tupl
             what = "f" if q == 0 else f"derivatives[{q - 1}]"
             given = list(row.shape) if isinstance(row, Tensor) else type(row).__name__
             raise ArgumentError(
-                f"{what}: expected a real tensor of shape {list(x.shape)} for one of that shape, got {given}"
+                f"{what}: expected a real tensor of shape {list(x.shape)} for an input of that shape, got {given}"
             )
         rows.append(row.to(x.dtype).detach() / math.factorial(q))
     J = torch.stack(rows, -2)
