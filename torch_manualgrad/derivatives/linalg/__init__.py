@@ -1,4 +1,4 @@
-"""Every family of linear algebra: importing one enters its formulas and rules in the registries."""
+"""Formulas and rules of linear algebra. Importing a module registers them."""
 
 from . import (
     cholesky,

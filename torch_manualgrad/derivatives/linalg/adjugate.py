@@ -38,7 +38,7 @@ def _minors(n: int) -> tuple[list[list[list[int]]], list[int], list[int]]:
 
 
 def small_adjugate(S: Tensor) -> Tensor:
-    """$adj(S)$ up to order _BLOCK: sums of products, which are smooth and accurate whatever vanishes."""
+    """$adj(S)$ up to order _BLOCK, by sums of products, which are smooth and accurate at any rank."""
     n = S.shape[-1]
     places, *signs = _minors(n)
     factors = S.flatten(-2)[..., torch.tensor(places, dtype=torch.long, device="cpu").to(S.device)].unbind(-1)
@@ -59,8 +59,8 @@ def adjugate(A: Tensor) -> Tensor:
 
         det M = det M1 det S,        adj M = det M1 ( det S [[M1^-1, 0], [0, 0]] + [[-X], [I]] adj(S) [-Y, I] ).
 
-    Only $M1$ is inverted. Where its value $diag(s1)$ is singular, the derivatives of det up to the fourth are zero; so
-    is the result, with a nan for each higher order.
+    Only $M1$ is inverted. Where its value $diag(s1)$ is singular, the derivatives of det up to the fourth are zero. There
+    the result and its derivatives up to the third are zero, and higher ones are nan.
 
     Args:
         A: (*, n, n), real or complex, $n >= 1$.
@@ -84,7 +84,7 @@ def adjugate(A: Tensor) -> Tensor:
     top, low = s[..., :k], s[..., k:]
     lost = top[..., -1:] == 0
     top = torch.where(lost, 1, top)
-    # M1 = diag(top) N, where N is the identity with derivatives: the diagonal of its triangular factor gives log det N
+    # M1 = diag(top) N, where N has the value of the identity: the diagonal of its triangular factor gives log det N
     rows = E[..., :k, :] / top.unsqueeze(-1)
     N = eye_like(rows[..., :k]) + rows[..., :k]
     det_N = torch.linalg.lu_factor_ex(N)[0].diagonal(dim1=-2, dim2=-1).log().sum(-1).exp()
@@ -100,7 +100,7 @@ def adjugate(A: Tensor) -> Tensor:
     left, right = torch.cat((-X, eye), -2), torch.cat((-Y, eye), -1)
     adj_M = left @ adj_S @ right + torch.nn.functional.pad(det_S * M1_inverse, (0, _BLOCK, 0, _BLOCK))
     scale = phase * (top.prod(-1) * det_N)[..., None, None]
-    # |A - A0|^7: zero with its derivatives up to the third, and nan after
+    # |A - A0|^7: zero, with derivatives that are zero up to the third and then nan
     size = (change.conj() * change).real.sum((-2, -1), keepdim=True)
     lost = lost.unsqueeze(-1)
     zero = torch.where(lost, size, 1).pow(3.5)
@@ -110,11 +110,11 @@ def adjugate(A: Tensor) -> Tensor:
 def adjugate_from_lu(LU: Tensor, pivots: Tensor) -> Tensor:
     """$adj(P L U) = det(P) adj(U) L^-1 P^T$, exact for any number of zeros among the pivots $u_i$.
 
-    First divide $U$ by the geometric mean of the nonzero pivots: their product may leave the range of the dtype where
-    the adjugate, of $n - 1$ of them, does not. Replace each zero by $d$ and scale: $U = D E W E^-1$, where $D$ holds
-    the pivots and $E_jj = d^$-(zeros before $j$). Then $W$ stays finite as $d -> 0$; what remains of it is $W_ij$ with
-    no zero pivot after $i$ and before $j$. Of $adj(U) = det(D) E W^-1 E^-1 D^-1$ the powers of $d$ leave the rows up to
-    the first zero pivot and the columns from the last zero pivot on.
+    First, $U$ is divided by the geometric mean of the nonzero pivots. The product of all of them may leave the range of the
+    dtype although the adjugate, which has products of $n - 1$ of them, does not. Then each zero is replaced by $d$, and
+    $U = D E W E^-1$, where $D$ holds the pivots and $E_jj = d^$-(zeros before $j$). As $d -> 0$, $W$ stays finite, and only
+    the entries $W_ij$ with no zero pivot after $i$ and before $j$ remain. In $adj(U) = det(D) E W^-1 E^-1 D^-1$, the powers
+    of $d$ leave only the rows up to the first zero pivot and the columns from the last zero pivot on.
 
     Args:
         LU: the packed factors, (*, n, n).

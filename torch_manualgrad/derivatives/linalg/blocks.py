@@ -19,7 +19,7 @@ from torch_manualgrad.core.limits import LIMITS
 
 
 def serve(L: Tensor, columns: int) -> bool:
-    """Whether blocks are faster: on the CPU, from this number of columns on."""
+    """Whether blocks are faster: on the CPU, if $L$ has at least this number of columns."""
     return L.is_cpu and L.shape[-1] >= columns
 
 
@@ -31,13 +31,13 @@ def _block(k: int) -> int:
 def coupled(
     grad_L: Tensor | None, grad_U: Tensor | None, L: Tensor, U: Tensor, *, with_diagonal: bool = False
 ) -> Tensor:
-    """$W$, of the module's docstring.
+    """$W$ of the module's docstring.
 
     Args:
         grad_L: cotangent of $L$, (*, k, k). Entries below the diagonal are read, and the diagonal if $X$ has one. None
             for zero.
-        grad_U: cotangent of $U$, (*, k, n), $n >= k$. The upper triangle is read. None for zero. One of the two is
-        given.
+        grad_U: cotangent of $U$, (*, k, n), $n >= k$. The upper triangle is read. None for zero. At least one of
+            ``grad_L`` and ``grad_U`` is given.
         L: (*, k, k).
         U: (*, k, n).
         with_diagonal: whether $X$ has a diagonal; grad_U is then None.

@@ -5,12 +5,12 @@ $L^-1 dL = phi(L^-1 dA L^-H)$:
 
     dL = L phi(L^-1 dA L^-H),        gA = (S + S^H) / 2,   S = L^-H phi(L^H gL) L^-1.
 
-$A$ counts as Hermitian, $(A + A^H) / 2$, whichever triangle the factorization reads: only the Hermitian part of $dA$
+$A$ is treated as Hermitian, $(A + A^H) / 2$, whichever triangle the factorization reads: only the Hermitian part of $dA$
 matters, and $gA$ is Hermitian.
 
 The other operators take the factor $L$ and read one triangle of it. In the other triangle, values and tangents are
-ignored, and the gradient is zero. PyTorch's is not zero: it differentiates $L L^H$ along any matrix $dL$. For the
-inverse $X = (L L^H)^-1$, and for the solution of $L L^H X = B$ with $Z = L^-1 B = L^H X$:
+ignored, and the gradient is zero. PyTorch's gradient is not zero there: it differentiates $L L^H$ along any matrix $dL$. For
+the inverse $X = (L L^H)^-1$, and for the solution of $L L^H X = B$ with $Z = L^-1 B = L^H X$:
 
     dX = -(Y + Y^H),  Y = X dL L^-1,                       gL = -X (gX + gX^H) L^-H,
     dX = L^-H (L^-1 (dB - dL Z) - dL^H X),                 gL = -(gB Z^H + X W^H),   gB = L^-H W,  W = L^-1 gX.
@@ -87,8 +87,8 @@ def cholesky_backward(grad_L: Tensor, L: Tensor, upper: bool) -> Tensor:
     """
     L, grad_L = _lower(L, upper), _lower(grad_L, upper)
     half = _over(_phi(L.mH @ grad_L, 0.5), L, False)  # phi(L^H gL) L^-1 / 2
-    # This line makes the Hermitian part; for large matrices `_by_blocks` does, for small ones the vjp in
-    # csrc/math/cholesky.h. Both solves are from the right, where BLAS is faster: (X^H L^-1)^H = L^-H X.
+    # This line takes the Hermitian part. `_by_blocks` does so for large matrices, and the vjp in csrc/math/cholesky.h for
+    # small ones. Both solves are from the right, where BLAS is faster: (X^H L^-1)^H = L^-H X.
     return sym(_over(half.mH, L, False).mH)
 
 
@@ -149,7 +149,7 @@ def cholesky_solve_backward(
 ) -> tuple[Tensor, Tensor]:
     """Cotangents of $B$ and of the factor, given that of the solution $X$ of $L L^H X = B$.
 
-    $gB = L^-H W$ with $W = L^-1 gX$, and $gL = -(gB Z^H + X W^H)$, its lower triangle, with $Z = L^-1 B$.
+    $gB = L^-H W$ with $W = L^-1 gX$, and $gL$ is the lower triangle of $-(gB Z^H + X W^H)$ with $Z = L^-1 B$.
 
     Args:
         grad: cotangent of the solution, its shape.

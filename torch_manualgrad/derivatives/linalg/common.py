@@ -30,7 +30,7 @@ def small(A: Tensor, order: int, in_cache: int = 0) -> bool:
 
 
 def summed_to(gradient: Tensor, sizes: Sequence[int]) -> Tensor:
-    """A gradient in the shape of the input that was broadcast."""
+    """A gradient, summed to the shape of the input that was broadcast."""
     return gradient if gradient.shape == sizes else gradient.sum_to_size(sizes)
 
 
@@ -51,7 +51,7 @@ def phi(X: Tensor) -> Tensor:
 
 
 def leading(X: Tensor, *, rows: int | None = None, columns: int | None = None) -> Tensor:
-    """The first rows and columns. Not ``X[..., :columns]``: of all columns that is an alias, for which PyTorch's vmap of
+    """The first rows and columns. Not ``X[..., :columns]``: with all columns, this is an alias, for which PyTorch's vmap of
     batched gradients raises."""
     X = X if rows is None else X.narrow(-2, 0, rows)
     return X if columns is None else X.narrow(-1, 0, columns)
@@ -71,7 +71,7 @@ def eye_like(X: Tensor) -> Tensor:
 
 
 def pivots_fit(LU: Tensor, pivots: Tensor) -> str:
-    """Why pivots do not fit, which LAPACK reads as places in memory; for the ``requires`` of a formula."""
+    """For the ``requires`` of a formula: an error if pivots do not fit, else "". LAPACK uses pivots as places in memory."""
     n = LU.shape[-2] if LU.dim() > 1 else 0
     if pivots.numel() and not 1 <= int(pivots.min()) <= int(pivots.max()) <= n:
         return f"pivots: expected numbers from 1 to {n}, got {int(pivots.min())} to {int(pivots.max())}"

@@ -1,28 +1,26 @@
 """Quotients by differences of singular values or eigenvalues, at degenerate values too.
 
 The derivative of a decomposition divides numerators $N_ij$ by denominators $d_ij = s_j - s_i$. Where two values are
-equal, the vectors have no derivative, yet a loss that does not depend on the choice of basis within their group has
-one: $N_ij$ vanishes with $d_ij$. The quotient is then taken from what is known:
+equal, the vectors have no derivative. A loss that does not depend on the choice of basis within their group still has
+one: $N_ij$ vanishes with $d_ij$. The quotient then follows from what is known:
 
-1. $N_ij$ is no larger than its rounding error: as far as the vectors are concerned the pair contributes nothing (a
-   projector onto the group, a polar factor).
-2. $N_ij$ agrees, within its rounding error, with $d_ij h_ij$, where $h_ij$ is what a function of the matrix
-   ($U f(S) V^H$, any $f$) has for a quotient: $h = c H$, with $H$ the symmetric part belonging to $N$ and $c = f'/f$,
-   read off the diagonal, where the cotangent of $s_i$ is $c H_ii$. Then it is $h_ij$: a reconstruction, whitening, any
-   one spectral function. Where $H_ii = H_jj = 0$ the diagonal leaves $c$ open: $h$ is 0, and at equal values it is
-   reported.
-3. Otherwise the pair is divided if $d_ij$ is above the tolerance, or if the quotient is no larger than the gradient
+1. If $N_ij$ is no larger than its rounding error, the vectors contribute nothing for this pair (a projector onto the group,
+   a polar factor).
+2. If $N_ij$ agrees with $d_ij h_ij$ within its rounding error, the quotient is $h_ij$. Here $h$ is the quotient for one
+   function of the matrix ($U f(S) V^H$, any $f$, such as a reconstruction or whitening): $h = c H$, with $H$ the symmetric
+   part that belongs to $N$, and $c = f'/f$ read off the diagonal, where the cotangent of $s_i$ is $c H_ii$. Where
+   $H_ii = H_jj = 0$, the diagonal does not determine $c$: $h$ is 0, and the pair is reported if the values are equal.
+3. Otherwise $N_ij$ is divided by $d_ij$ if $d_ij$ is above the tolerance, or if the quotient is no larger than the gradient
    elsewhere (values that are rounding errors themselves, such as those of a null space, are still separate).
 4. Otherwise the loss depends on the choice of basis: the pair contributes nothing, and it is reported (see gauge.py).
 
-What no rule can do: at exactly equal values the cotangents of $U$, $S$ and $V$ do not determine the gradient. At
-$A = I$, the losses $<G, U S V^H>$ and $<G, U V^H>$ with an antisymmetric plus off-diagonal $G$ have the same
-cotangents, $(G, 0, G^T)$, and different gradients. Sums of several spectral functions of one group fall under this;
-they are exact through the operators of `mg.linalg` that differentiate no decomposition (polar, sqrtm, funm_hermitian,
-nuclear_norm, ...). The same holds for tangents: that of a group's values is a matrix, of which $S$ can carry the
-diagonal only.
+No rule can cover every loss: at exactly equal values, the cotangents of $U$, $S$ and $V$ do not determine the gradient. At
+$A = I$, the losses $<G, U S V^H>$ and $<G, U V^H>$ have the same cotangents, $(G, 0, G^T)$, if the diagonal of $G$ is zero, but
+different gradients unless $G$ is antisymmetric. Sums of several spectral functions of one group are such losses. The operators
+of `mg.linalg` that do not differentiate a decomposition (polar, sqrtm, funm_hermitian, nuclear_norm, ...) are exact for them.
+The same holds for tangents: the tangent of a group's values is a matrix, and $S$ can hold only its diagonal.
 
-Everything here decides by values and differentiates as $N / d$ does, with 0 for the derivative of a masked pair.
+Decisions depend only on values. The derivatives are those of $N / d$, and 0 for a masked pair.
 """
 
 from __future__ import annotations
@@ -41,14 +39,14 @@ __all__ = ["Degeneracy", "Resolved", "Scale"]
 
 @dataclass(frozen=True)
 class Degeneracy:
-    """When two singular values, or eigenvalues, count as equal, and what is done about it.
+    """When two singular values or eigenvalues count as equal, and how such values are treated.
 
     Attributes:
         rtol: the largest difference of two values that count as equal, relative to the largest value; None:
-            $4 max(m, n) eps$, of the dtype of the values.
-        atol: the same, absolute; the larger of the two counts.
+            $4 max(m, n) eps$, with $eps$ of the dtype of the values.
+        atol: the same, as an absolute difference. The larger of the two applies.
         broadening: 0, or a width relative to the largest value: every $1/d$ becomes $d / (d^2 + width^2)$ (a
-            Lorentzian). The gradient is then bounded and biased, everywhere by about $(width / d)^2$, and nothing is
+            Lorentzian). The gradient is then bounded, but biased everywhere by about $(width / d)^2$, and nothing is
             reported.
     """
 
@@ -72,9 +70,9 @@ class Scale:
     """The magnitudes that differences of values are compared with, (*, 1, 1), in the dtype of the values.
 
     Attributes:
-        tolerance: up to which values count as equal.
-        window: up to which rules 1 and 2 apply.
-        width: of the broadening; None without.
+        tolerance: the largest difference of values that count as equal.
+        window: the largest difference to which rules 1 and 2 apply.
+        width: the width of the broadening; None without broadening.
     """
 
     tolerance: Tensor
@@ -83,7 +81,7 @@ class Scale:
 
     @classmethod
     def of(cls, values: Tensor, size: int, rtol: float | None, atol: float, broadening: float) -> Scale:
-        """The scale of ``values`` (*, k), of matrices of the larger dimension ``size``, with the options of `Degeneracy`."""
+        """The scale of ``values``, (*, k), for the options of `Degeneracy`; ``size``: the larger dimension of the matrices."""
         largest = values.detach().abs().amax(-1)[..., None, None]
         eps = torch.finfo(largest.dtype).eps
         tolerance = (largest * (4 * size * eps if rtol is None else rtol)).clamp(min=atol)
@@ -95,7 +93,7 @@ class Scale:
 
 
 def _over(N: Tensor, d: Tensor) -> Tensor:
-    """$N / d$ for a real $d$: by parts, as a complex division by the smallest numbers gives $0 / d = nan$."""
+    """$N / d$ for a real $d$, part by part: complex division by the smallest numbers gives $0 / d = nan$."""
     if not N.is_complex() or d.is_complex():
         return N / d
     return torch.view_as_complex(torch.view_as_real(N.resolve_conj()) / d.unsqueeze(-1))
@@ -112,12 +110,12 @@ def sums(values: Tensor) -> Tensor:
 
 
 class Resolved:
-    """The quotients by the module's rules.
+    """Quotients by the rules of this module.
 
     Args:
-        scale: that of the values.
-        columns: the cotangents or tangents whose inner products with unit vectors the numerators are, (*, m, k) each;
-            None is left out, one is given. They say how large rounding errors are.
+        scale: the scale of the values.
+        columns: cotangents or tangents, (*, m, k) each. The numerators are their inner products with unit vectors, so they
+            determine the size of rounding errors. None is skipped; at least one is given.
 
     Attributes:
         gauge_dependent: whether rule 4 applied anywhere: a bool without dims.
@@ -143,8 +141,8 @@ class Resolved:
         Args:
             N: (*, k, k).
             values: $s$, (*, k).
-            H: the symmetric part that belongs to $N$, (*, k, k); None: without rule 2.
-            g: the cotangent of the values, (*, k); None: without rule 2.
+            H: the symmetric part that belongs to $N$, (*, k, k); None to skip rule 2.
+            g: the cotangent of the values, (*, k); None to skip rule 2.
 
         Returns:
             (*, k, k).
@@ -171,7 +169,7 @@ class Resolved:
         return self._resolve(N, d, self._quotient(N, d), self.pair_noise)
 
     def by_values(self, rest: Tensor, values: Tensor, columns: Tensor) -> Tensor:
-        """The columns of ``rest``, which a projector left of ``columns``, over the values."""
+        """The columns of ``rest``, the part of ``columns`` that a projector left, divided by the values."""
         d = values.unsqueeze(-2)
         noise = self._noise(columns.detach().norm(dim=-2, keepdim=True), columns.shape[-2])
         return self._resolve(rest, d, self._quotient(rest, d), noise)
@@ -209,12 +207,12 @@ class Resolved:
         return plain + (chosen - value)
 
     def _report(self, entries: Tensor) -> None:
-        if self.scale.width is None and not is_sharded(entries):  # of which each rank's kernel reports its part
+        if self.scale.width is None and not is_sharded(entries):  # each rank's kernel reports its own shard
             self.gauge_dependent = self.gauge_dependent | entries.any()
 
 
 def _spectral(H: Tensor, cotangent: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """The quotients $h$ of rule 2, and where the diagonal rules out one function, or leaves it open: (*, k, k)."""
+    """The quotients $h$ of rule 2, and where the diagonal contradicts one function or does not determine it: (*, k, k)."""
     H, g = H.detach(), cotangent.detach()
     d = H.diagonal(dim1=-2, dim2=-1)
     d = d.real if d.is_complex() else d

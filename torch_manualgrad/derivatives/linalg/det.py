@@ -41,7 +41,7 @@ _IN_CACHE = kernel_limit("cached_det")
 
 
 def _is_of_transpose(A: Tensor) -> bool:
-    """Whether the forward factorized $A^T$ and not $A$. It copied a tensor with a neg bit first."""
+    """Whether the forward factorized $A^T$ instead of $A$. It first copies a tensor with a neg bit."""
     return (A.resolve_neg() if A.is_neg() else A).is_contiguous() and not A.is_complex()
 
 
@@ -51,19 +51,19 @@ def _laid_out(X: Tensor, A: Tensor) -> Tensor:
 
 
 def _inverse(c: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, adjoint: bool) -> Tensor:
-    """$c A^-1$ or $c A^-H$, for $c$ (*): from the side on which LAPACK solves with transposed factors."""
+    """$c A^-1$ or $c A^-H$ for $c$, (*), solved from the side on which LAPACK uses transposed factors."""
     transposed = adjoint != _is_of_transpose(A)
     right = torch.diag_embed(c.unsqueeze(-1).expand(pivots.shape))
     return torch.linalg.lu_solve(LU, pivots, right, left=transposed, adjoint=transposed).resolve_conj()
 
 
 def _without_zeros(x: Tensor) -> bool:
-    """Whether $x$ is known to have no zero entry. False on devices, as reading it would synchronize."""
+    """Whether $x$ is known to have no zero entry. False outside of the CPU, where reading it would synchronize."""
     return x.is_cpu and bool(x.all())
 
 
 def _underflowed(det: Tensor, LU: Tensor) -> bool:
-    """Whether some determinant is known to be zero without a zero pivot. False on devices, too."""
+    """Whether some determinant is known to be zero without a zero pivot. False outside of the CPU, too."""
     return det.is_cpu and not det.all() and bool(((det == 0) & (LU.diagonal(dim1=-2, dim2=-1) != 0).all(-1)).any())
 
 
@@ -109,7 +109,7 @@ def _det_of_small(grad: Tensor, det: Tensor, LU: Tensor, pivots: Tensor) -> Tens
 def _det_unless_underflowed(
     compiled: Callable[..., Tensor], grad_result: Tensor, result: Tensor, A: Tensor, LU: Tensor, pivots: Tensor
 ) -> Tensor | None:
-    """`linalg_det_backward` of small matrices: the kernel multiplies by the determinant."""
+    """`linalg_det_backward` of small matrices; None if a determinant has underflowed, as the kernel multiplies by it."""
     if _underflowed(result, LU):
         return None
     gradient = compiled(grad_result, result, LU, pivots)
@@ -200,7 +200,7 @@ def slogdet_backward(
     """Cotangent of $A$, given those of sign and $log|det|$: $(grad_logabsdet - i Im(conj(grad_sign) sign)) A^-H$.
 
     Args:
-        grad_sign: cotangent of the sign, (*), or None for zero; without effect for a real $A$.
+        grad_sign: cotangent of the sign, (*), or None for zero. It has no effect if $A$ is real.
         grad_logabsdet: cotangent of $log|det|$, real, (*), or None for zero.
 
     Returns:

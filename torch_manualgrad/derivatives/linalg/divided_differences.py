@@ -1,4 +1,4 @@
-"""The sum over divided differences that is the derivative of a function of a Hermitian matrix.
+"""The derivative of a function of a Hermitian matrix, as a sum over divided differences.
 
 For $A = V diag(l) V^H$ and $F(A) = V diag(f(l)) V^H$, the derivative of order $k$ in the directions $E_1$, ..., $E_k$
 is $V X V^H$ with $E~ = V^H E V$ and

@@ -87,8 +87,8 @@ def linalg_eig_backward(
         GaugeError, ValueError: as in `svd_backward`.
 
     Note:
-        Where not differentiable: repeated eigenvalues, by the rules in degeneracy.py but 2. A matrix that cannot be
-        diagonalized has no derivative; the result is not finite there, or an error of the solver.
+        Where not differentiable: at repeated eigenvalues, to which the rules in degeneracy.py apply, except rule 2. A matrix
+        that cannot be diagonalized has no derivative: the result is not finite, or the solver raises.
 
     References:
         ATen linalg_eig_backward; Boeddeker et al., arXiv:1701.00392, eq. 4.77.
@@ -138,8 +138,8 @@ def linalg_eig_jvp(
         GaugeError, ValueError: as in `svd_backward`.
 
     Note:
-        Where not differentiable: within a group of equal eigenvalues the tangent of $L$ is the diagonal of $V^-1 dA V$,
-        and $V$ does not turn.
+        Where not differentiable: at equal eigenvalues. Within a group, the tangent of $L$ is the diagonal of $V^-1 dA V$, and
+        $V$ does not rotate.
 
     References:
         ATen linalg_eig_jvp; Boeddeker et al., arXiv:1701.00392, eq. 4.60 to 4.77.

@@ -4,7 +4,7 @@ With $P = V^H dA V$ and the quotients by differences of eigenvalues taken entry 
 
     dL = diag P,    dV = V (P / (L_j - L_i)),    gA = V [w / (L_j - L_i) + diag gL] V^H,
 
-with $w = (X - X^H) / 2$ for $X = V^H gV$: only the anti-Hermitian part counts, as $V$ stays unitary. The phase of a
+with $w = (X - X^H) / 2$ for $X = V^H gV$: only the anti-Hermitian part matters, because $V$ stays unitary. The phase of a
 complex vector is left unchanged. At equal eigenvalues: see degeneracy.py.
 
 Args:
@@ -81,7 +81,7 @@ def linalg_eigh_backward(
         GaugeError, ValueError: as in `svd_backward`.
 
     Note:
-        Where not differentiable: repeated eigenvalues, by the rules in degeneracy.py.
+        Where not differentiable: at repeated eigenvalues; see the rules in degeneracy.py.
 
     References:
         ATen linalg_eig_backward with is_hermitian; Giles (2008), 3.1.
@@ -132,8 +132,8 @@ def linalg_eigh_jvp(
         GaugeError, ValueError: as in `svd_backward`.
 
     Note:
-        Where not differentiable: within a group of equal eigenvalues the tangent of $L$ is the diagonal of $V^H dA V$,
-        and $V$ does not turn.
+        Where not differentiable: at equal eigenvalues. Within a group, the tangent of $L$ is the diagonal of $V^H dA V$, and
+        $V$ does not rotate.
 
     References:
         ATen linalg_eig_jvp with is_hermitian; Giles (2008), 3.1.

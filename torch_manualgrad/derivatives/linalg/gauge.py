@@ -33,7 +33,7 @@ class GaugeError(RuntimeError):
 
 
 class GaugeWarning(UserWarning):
-    """The same as `GaugeError`; the part of the derivative that does not depend on the choice was returned."""
+    """As `GaugeError`, but the part of the derivative that does not depend on the choice was returned."""
 
 
 def check_gauge(gauge: str) -> None:
@@ -47,16 +47,16 @@ def check_gauge(gauge: str) -> None:
 
 
 def gauge_independent(like: Tensor) -> Tensor:
-    """The flag of what does not depend on a gauge: False, without dims, on the device of ``like``."""
+    """The flag of a result that does not depend on a gauge: False, without dims, on the device of ``like``."""
     return torch.zeros((), dtype=torch.bool, device=like.device)
 
 
 def depends_on_basis(basis: Tensor, cotangent: Tensor) -> Tensor:
-    """Whether a loss depends on which orthonormal basis of its span this one is.
+    """Whether a loss depends on the choice of this orthonormal basis, and not only on its span.
 
-    Turning the basis $X$ by $exp(W)$, $W$ skew-Hermitian, changes the loss by $Re tr(W^H X^H G)$ at first order: by
-    nothing where $X^H G$ is Hermitian. That is compared with the square root of rounding errors, as columns of $G$ may
-    be small differences.
+    Rotating the basis $X$ by $exp(W)$, with a skew-Hermitian $W$, changes the loss by $Re tr(W^H X^H G)$ at first order. This
+    is 0 if $X^H G$ is Hermitian. The tolerance is the square root of rounding errors, because columns of $G$ may be small
+    differences.
 
     Args:
         basis: $X$, (*, m, k).
@@ -77,11 +77,11 @@ _unread_lock = threading.Lock()
 
 def _text(what: str, then: str = "the part that does not depend on it is returned") -> str:
     return (
-        f"{what}: the loss or the direction depends on the choice of basis, within a group of equal values or of an "
-        "orthogonal complement (or on the phase of a complex vector), where there is no derivative; "
+        f"{what}: the loss or the direction depends on the choice of basis within a group of equal values or within an "
+        "orthogonal complement (or on the phase of a complex vector), and so has no derivative; "
         f"{then}. "
-        "Second derivatives of singular values and eigenvalues lack the part that splits the group, too. Functions such as "
-        "mg.linalg.polar, mg.linalg.nuclear_norm and mg.linalg.funm_hermitian need no such choice."
+        "Second derivatives of singular values and eigenvalues also lack the part that splits the group. Functions such as "
+        "mg.linalg.polar, mg.linalg.nuclear_norm and mg.linalg.funm_hermitian do not depend on such a choice."
     )
 
 
@@ -90,13 +90,13 @@ def warn(what: str, stacklevel: int = 2) -> None:
 
     Args:
         what: the derivative, at the beginning of the message.
-        stacklevel: as `warnings.warn` has it, from the caller's caller on.
+        stacklevel: as in `warnings.warn`, counted from the caller's caller.
     """
     warnings.warn(_text(what), GaugeWarning, stacklevel=stacklevel + 1)
 
 
 def report(gauge_dependent: Tensor, gauge: str, what: str) -> None:
-    """Warn or raise if the flag is set. On a GPU a warning is given when its flag has arrived: at a later call.
+    """Warn or raise if the flag is set. On a GPU, the warning is issued by a later call, when the flag has arrived.
 
     While a CUDA graph is captured nothing is reported: the flag has no value, and the replay runs no Python.
 

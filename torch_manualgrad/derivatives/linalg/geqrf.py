@@ -1,21 +1,21 @@
 """geqrf, which returns $Q$ of $A = Q R$ as Householder reflectors $V$ and numbers $tau$.
 
-$A Q$ with as many reflectors as columns determines them: by the compact form of the product (see householder.py), with
-the leading rows $V_1$ of $V$,
+A $Q$ with as many columns as reflectors determines them. By the compact form of the product (see householder.py), with the
+leading rows $V_1$ of $V$,
 
     Q - I = V U,      U = -T V_1^H,      diag(U) = -tau,
 
 where $V$ is unit lower trapezoidal and $U$ upper triangular: an LU factorization without pivoting. The derivative is
-that of the QR factorization of $A$, followed by that of the LU factorization of $Q - I$. No pivot $tau_i$ is small, as
+that of the QR factorization of $A$, followed by that of the LU factorization of $Q - I$. No pivot $tau_i$ is small, because
 LAPACK chooses the sign of $R_ii$.
 
 Args:
     a, tau: the packed factors and $tau$, as the forward returned them.
 
 Note:
-    Where not differentiable: at a zero pivot of $R$ (see qr.py), and at a $tau_i = 0$ before the last. There the column
-    of the reflector is zero below the diagonal already: LAPACK makes no reflector, and nearby one with $tau_i = 2$.
-    Tangents of $V$ are inf or nan.
+    Where not differentiable: at a zero pivot of $R$ (see qr.py), and where a $tau_i$ before the last one is 0. There the
+    column is already zero below the diagonal, and LAPACK uses no reflector; for nearby matrices it uses one with
+    $tau_i = 2$. Tangents of $V$ are inf or nan.
 
 References:
     Ballard, Demmel, Grigori, Jacquelin, Knight, Nguyen, Reconstructing Householder vectors from tall-skinny QR,

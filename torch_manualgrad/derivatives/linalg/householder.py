@@ -6,8 +6,8 @@ $U = triu(V^H V, 1)$,
 
     Q = I - V T V^H,      T = D B = A D,      B = (I + U D)^-1,      A = (I + D U)^-1.
 
-Both inverses are of unit triangular matrices: $tau_i = 0$, where $H_i = I$, is an ordinary point, and so is a reflector
-that has no inverse. $Q^H$ is the same with $conj(tau)$ for $tau$ and $U^H$ for $U$. For any $X$, with $b = B V^H X$ and
+Both inverses are of unit triangular matrices, so $tau_i = 0$, where $H_i = I$, is an ordinary point, and so is a reflector
+without an inverse. $Q^H$ is the same with $conj(tau)$ for $tau$ and $U^H$ for $U$. For any $X$, with $b = B V^H X$ and
 $dt = d tau$,
 
     Q X = X - V D b,      dQ X = -dV D b - V A (dt b + D (dV^H X - dU D b)),      dU = triu(dV^H V + V^H dV, 1).
@@ -57,7 +57,7 @@ def _reflectors(input: Tensor, tau: Tensor) -> Tensor:
 
 
 def _solve(gram: Tensor, tau: Tensor, X: Tensor, adjoint: bool, before: bool = False) -> Tensor:
-    """$B X$, or if ``before`` $A X$; with ``adjoint`` those of $Q^H$. The solver reads one triangle of $V^H V$ only."""
+    """$B X$, or $A X$ if ``before``; with ``adjoint``, the same for $Q^H$. The solver reads only one triangle of $V^H V$."""
     d = tau.conj() if adjoint else tau
     matrix = gram * d.unsqueeze(-1 if before else -2)
     return solve_triangular(matrix, X, upper=not adjoint, unitriangular=True)
@@ -106,7 +106,7 @@ def _pushed_forward(
 
 
 def _to_input(V_grad: Tensor, input: Tensor) -> Tensor:
-    """The cotangent of the input, which is read below the diagonal of its first columns only."""
+    """The cotangent of the input, of which only the first columns below the diagonal are read."""
     V_grad = V_grad.tril(-1)
     return V_grad if V_grad.shape == input.shape else pad(V_grad, (0, input.shape[-1] - V_grad.shape[-1]))
 

@@ -29,7 +29,7 @@ _DEFERRED = ButManySmall(order=_IN_CACHE, complex_order=_SMALL, entries=LIMITS["
 
 def _is_small(inverse: Tensor) -> bool:
     n = inverse.shape[-1]
-    # BLAS multiplies large batches of the others faster
+    # for large batches of other matrices, BLAS is faster
     fast = n <= _SMALL or inverse.is_cpu and not inverse.is_complex()
     return small(inverse, n, in_cache=_IN_CACHE) and (fast or inverse.numel() < LIMITS["inverse_batch"] * n * n)
 

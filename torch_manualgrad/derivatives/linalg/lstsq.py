@@ -13,8 +13,8 @@ The residuals $L = sum_i |R_i|^2$ of each column exist at full column rank only,
 
     dL = 2 Re sum_i conj(R_i) (dB - dA X)_i,    gB = 2 R gL,    gA = -gB X^H.
 
-Without a tolerance only singular values that are zero to rounding are dropped, and this is the derivative. With one,
-$P$ has the derivative of a truncated pseudo-inverse (see pinv.py).
+Without a tolerance, only singular values that are zero to rounding are dropped, and this is the derivative. With a
+tolerance, $P$ has the derivative of a truncated pseudo-inverse (see pinv.py).
 
 Args:
     rank: as linalg.lstsq returned it; see `lstsq_pinv`.
@@ -27,8 +27,8 @@ Args:
 
 Note:
     Where not differentiable: where the rank of a matrix changes. The result is the derivative at constant rank.
-    Directions that raise the rank are left out as the SVD leaves them out, also for gelsy, whose forward follows the
-    order of its pivots there.
+    Directions that raise the rank are left out, as with the SVD. This holds for gelsy too, although its forward depends on
+    the order of its pivots there.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from .pinv import pinv_backward, pinv_jvp, pinv_truncated_backward, pinv_truncat
 
 
 def _pinv(A: Tensor, rank: Tensor, rcond: float | None) -> Tensor:
-    """linalg.pinv with the tolerance of the driver, for which a negative one is the precision of the dtype."""
+    """linalg.pinv with the tolerance of the driver, for which a negative value means the precision of the dtype."""
     if rank.numel() == 0:
         rcond = 0.0
     elif rcond is not None and rcond < 0:
@@ -117,7 +117,7 @@ def _matrix(A: Tensor, B: Tensor) -> Tensor:
 
 
 def _normalized(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """$c$, $A / c$ and $B / c$, with the same solution: products of two pseudo-inverses neither overflow nor vanish."""
+    """$c$, $A / c$ and $B / c$. The solution is the same, and products of two pseudo-inverses neither overflow nor vanish."""
     size = magnitude(A)
     return size, A / size, _matrix(A, B) / size
 
@@ -151,7 +151,7 @@ def linalg_lstsq_backward(
 
     Args:
         grad_solution: cotangent of the solution, (*, n, k) or (*, n). None for zero.
-        grad_residuals: cotangent of the residuals, (*, k), real; anything empty where there are none. None for zero.
+        grad_residuals: cotangent of the residuals, (*, k), real; anything empty if there are no residuals. None for zero.
 
     Returns:
         $gA$ and $gB$, of the shapes of ``self`` and ``b``.
@@ -213,7 +213,7 @@ def linalg_lstsq_solution_jvp(
 
 @formula
 def linalg_lstsq_jvp(self: Tensor, b: Tensor, self_t: Tensor, b_t: Tensor) -> Tensor:
-    """Tangent of the least-squares solution, which is computed again: `linalg_lstsq_solution_jvp`.
+    """Tangent of the least-squares solution, which is recomputed: `linalg_lstsq_solution_jvp`.
 
     Args:
         self_t: tangent of $A$, (*, m, n).

@@ -13,13 +13,11 @@ if $m > n$:
 
     gA = P [L1^-H (triu(gU) + T U'^-H); R],   T = tril(L1^H gL_1 - triu(gU) U^H, -1).
 
-Where not differentiable: at a pivot of zero before the last; for $m > n$, if $L$ has a cotangent, at any pivot of zero.
-The result is then inf or nan. At a last pivot of zero the factors are smooth if $m <= n$ and the other pivots are not
-zero, and so is $U$ alone if $m > n$. The points where the pivoting changes are not marked: the derivative is that of
-the $P$ that was chosen.
+Where not differentiable: at a zero pivot before the last one; for $m > n$, if $L$ has a cotangent, at any zero pivot.
+The result is then inf or nan. If only the last pivot is zero, the factors are smooth if $m <= n$, and $U$ alone is smooth if
+$m > n$. Points where the pivoting changes are not detected: the derivative is that for the $P$ that was chosen.
 
-Solving from the right is twice as fast as from the left in a batch of row-major matrices, so every formula here does
-that.
+For a batch of row-major matrices, solving from the right is twice as fast as from the left, so every formula here does that.
 
 Args:
     grad_L: cotangent of $L$, (*, m, k). The entries below the diagonal are read. None for zero.
@@ -58,12 +56,12 @@ def solve_left(T: Tensor, B: Tensor, *, upper: bool, unitriangular: bool = False
 
 
 def _padded(X: Tensor, rows: int, columns: int) -> Tensor:
-    """$X$ with so many rows and columns of zeros after it."""
+    """$X$, followed by this many rows and columns of zeros."""
     return torch.constant_pad_nd(X, (0, columns, 0, rows)) if rows or columns else X
 
 
 def permuted(P: Tensor, X: Tensor) -> Tensor:
-    """$P X$ for a permutation $P$; for all but small matrices the rows are moved."""
+    """$P X$ for a permutation $P$: a product for small matrices; otherwise, rows are moved."""
     m, n = X.shape[-2:]
     if m * X.numel() <= LIMITS["permuting_product"]:
         return P @ X
@@ -188,7 +186,7 @@ def lu_unpack_backward(grad_L: Tensor | None, grad_U: Tensor | None, m: int, n: 
         (*, m, n).
 
     Raises:
-        ValueError: both cotangents are None, so that the batch is not known; or a size does not fit $m$ and $n$.
+        ValueError: both cotangents are None, so the batch is unknown; or a size does not fit $m$ and $n$.
     """
     k = min(m, n)
     if grad_L is None and grad_U is None:
@@ -207,7 +205,7 @@ def lu_unpack_backward(grad_L: Tensor | None, grad_U: Tensor | None, m: int, n: 
 
 
 def unpacked(LU: Tensor) -> tuple[Tensor, Tensor]:
-    """The strictly lower triangle in the shape of $L$, and the upper one in that of $U$."""
+    """The strictly lower triangle in the shape of $L$, and the upper triangle in the shape of $U$."""
     k = min(LU.shape[-2:])
     return leading(LU, columns=k).tril(-1), leading(LU, rows=k).triu()
 

@@ -1,7 +1,7 @@
 """Solves with LU factors: linalg_lu_solve.
 
-$A = P L U$, where $P$ is constant and $L$ and $U$ are packed in one matrix. A solve from the right is one from the left
-with $X^H$, $B^H$ and $A^H$: $A X = B$ if ``left`` is not ``adjoint``, else $A^H X = B$. For these
+$A = P L U$, where $P$ is constant and $L$ and $U$ are packed in one matrix. A solve from the right is a solve from the left
+with $X^H$, $B^H$ and $A^H$: $A X = B$ if ``left`` and ``adjoint`` differ, else $A^H X = B$. For these,
 
     A X = B:     dX = A^-1 (dB - P (dL U + L dU) X),
     A^H X = B:   dX = A^-H (dB - (dL U + L dU)^H P^T X).
@@ -34,8 +34,8 @@ def _lu_solve_backward(
 ) -> tuple[Tensor, Tensor | None]:
     """Cotangents of the packed factors and, if wanted, of $B$.
 
-    For few right-hand sides the triangles are formed from products with columns, for many from the product of matrices,
-    which exists already.
+    For few right-hand sides, the triangles are formed from products with columns; for many, from the matrix product that is
+    already available.
     """
     P, L, U = torch.lu_unpack(LU, pivots)
     gX, X = (grad, result) if left else (grad.mH, result.mH)

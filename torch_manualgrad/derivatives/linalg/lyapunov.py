@@ -33,7 +33,7 @@ __all__ = ["hermitian_inverse", "hermitian_lyapunov", "skew_lyapunov"]
 
 
 def _reciprocal(sums: Tensor, L: Tensor) -> Tensor:
-    """1 / sums, and 0 where they are zero to rounding. $L$: the eigenvalues that were added, one of the largest first."""
+    """1 / sums, and 0 where they are zero to rounding. $L$: the eigenvalues that were added, a largest one first."""
     scale = L[..., :1].abs() * (L.shape[-1] * torch.finfo(L.dtype).eps)
     scale = scale.reshape(*scale.shape, *(1,) * (sums.dim() - L.dim()))
     zero = sums.abs() <= scale
@@ -75,7 +75,7 @@ def skew_lyapunov(P: Tensor, L: Tensor, V: Tensor, C: Tensor) -> Tensor:
     """The skew-Hermitian $X$ with $P X + X P = (C - C^H) / 2$.
 
     Args:
-        L: one of the largest magnitude first.
+        L: an eigenvalue of the largest magnitude comes first.
 
     Returns:
         (*, n, n).
@@ -117,13 +117,13 @@ def hermitian_inverse(P: Tensor, L: Tensor, V: Tensor) -> Tensor:
     """$P^-1 = V diag(1 / L) V^H$, with 0 for $1 / l$ at $l = 0$.
 
     Args:
-        L: one of the largest magnitude first.
+        L: an eigenvalue of the largest magnitude comes first.
 
     Returns:
         (*, n, n).
 
     Note:
-        Where not differentiable: at singular $P$, where the derivative, too, acts in the range of $P$ only.
+        Where not differentiable: at singular $P$, where the derivative, too, acts only in the range of $P$.
 
     References:
         Higham, Functions of Matrices, section 3.1; Golub and Pereyra, SIAM J. Numer. Anal. 10 (1973) 413.

@@ -40,7 +40,7 @@ def mm_mat1_backward(
 
     Args:
         mat2: $B$, (*, k, n).
-        mat1_strides: those of $A$, one matrix, whose gradient is column-major if $A$ is. None for row-major.
+        mat1_strides: the strides of $A$, a single matrix. The gradient is column-major if $A$ is. None for row-major.
 
     Returns:
         (*, m, k).
@@ -58,7 +58,7 @@ def mm_mat2_backward(
 
     Args:
         mat1: $A$, (*, m, k).
-        mat2_strides: those of $B$, one matrix, whose gradient is column-major if $B$ is. None for row-major.
+        mat2_strides: the strides of $B$, a single matrix. The gradient is column-major if $B$ is. None for row-major.
 
     Returns:
         (*, k, n).
@@ -167,7 +167,7 @@ def _trilinear_backward(
 ) -> Tensor:
     """Cotangent of the factor that is None, given that of the product of three factors, summed over ``sumdim``.
 
-    It is a product of the same kind, with the roles of ``sumdim`` and of the factor's own ``expand`` exchanged.
+    It is a product of the same kind, with the roles of ``sumdim`` and the factor's own ``expand`` exchanged.
 
     Args:
         grad_out: cotangent of the result, its shape.
@@ -183,7 +183,7 @@ def _trilinear_backward(
         ValueError: not exactly one factor is None.
 
     References:
-        ATen _trilinear_backward, which gives all three, and takes no conjugates: it is for real factors.
+        ATen _trilinear_backward, which returns all three cotangents and takes no conjugates: it is for real factors.
     """
     factors, expands = (i1, i2, i3), (expand1, expand2, expand3)
     missing = [at for at, f in enumerate(factors) if f is None]
@@ -222,11 +222,11 @@ def _product_of_three(
 
 
 def _offsets_fit(offs: Tensor | None, divided: int, is_summed: bool) -> str:
-    """Why the offsets do not divide ``divided`` rows or columns, or "". The product does not write the others."""
+    """An error message if offsets do not divide ``divided`` rows or columns, else "". The product does not write others."""
     if offs is None:
         return ""
     if offs.dim() != 1 or not offs.numel() or bool((offs.diff() < 0).any()) or int(offs[0]) < 0:
-        return f"offs: expected ascending offsets in one dim, got shape {list(offs.shape)} or others"
+        return f"offs: expected one dim of ascending offsets, got shape {list(offs.shape)} or another order"
     last = int(offs[-1])
     return (
         "" if last == divided or (is_summed and last < divided) else f"offs: expected {divided} as the last, got {last}"

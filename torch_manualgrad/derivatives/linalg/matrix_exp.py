@@ -5,9 +5,9 @@ exp is analytic, so its derivative in the direction $E$ is a block of an exponen
     $exp [[A, E], [0, A]] = [[exp A, L(A, E)], [0, exp A]]$,        jvp: $L(A, E)$,        vjp: $L(A^H, G)$,
 
 exact, and differentiable again to any order. It is linear in $E$, and $E$ is first divided by its own norm: with a
-large $E$ the exponential would scale the block matrix down until the digits of $A$ are lost. On the CPU the pair
-$(exp A, L(A, E))$ is computed as a dual number instead, every product $X Y$ with its derivative $dX Y + X dY$, by
-scaling and squaring with a Taylor polynomial: three products instead of one, while the block matrix takes eight.
+large $E$ the exponential would scale the block matrix down until the digits of $A$ are lost. On the CPU, the pair
+$(exp A, L(A, E))$ is computed as a dual number instead, by scaling and squaring with a Taylor polynomial. Every product
+$X Y$ with its derivative $dX Y + X dY$ is three products, while the block matrix takes eight.
 
 Where not differentiable: nowhere.
 """
@@ -53,9 +53,7 @@ def _times(x: Dual, y: Dual) -> Dual:
 
 @functools.cache
 def _coefficients(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Row $j$: the coefficients of $X^(4 j)$ times $I$, $X$, $X^2$, $X^3$ in the Taylor polynomial without its last
-    term.
-    """
+    """In row $j$, the coefficients of $X^(4 j)$ times $I$, $X$, $X^2$, $X^3$ in the Taylor polynomial without its last term."""
     inverse = [1 / math.factorial(k) for k in range(_DEGREE)]
     return torch.tensor(inverse, dtype=dtype, device=device).reshape(4, 4)
 
@@ -123,7 +121,7 @@ def linalg_matrix_exp_differential(self: Tensor, grad: Tensor, adjoint: bool) ->
         (*, n, n), row-major. Half precision is computed in float32.
 
     Raises:
-        RuntimeError: matrices that are not square, integers, or a ``grad`` unlike ``self``.
+        RuntimeError: matrices that are not square, integers, or a ``grad`` of another shape or dtype than ``self``.
 
     References:
         ATen linalg_matrix_exp_differential; Mathias, A chain rule for matrix functions and applications, 1996,

@@ -4,8 +4,8 @@ $R R = A$, so the derivative in the direction $E$ is the Hermitian solution $X$ 
 
     $R X + X R = (E + E^H) / 2$,
 
-which divides by sums of roots of eigenvalues (see lyapunov.py): repeated eigenvalues need no special treatment. As a map of
-$E$ it is self-adjoint, so that the vjp is the jvp.
+whose solution divides by sums of roots of eigenvalues (see lyapunov.py): repeated eigenvalues need no special treatment. As a
+map of $E$ it is self-adjoint, so the vjp is the jvp.
 
 Note:
     Where not differentiable: at singular $A$, where the derivative is inf or nan in the null space.
@@ -52,8 +52,7 @@ def hermitian_root(A: Tensor, L: Tensor, V: Tensor) -> Tensor:
 
 @formula
 def linalg_matrix_sqrth_differential(self: Tensor, grad: Tensor) -> Tensor:
-    """Derivative of the square root of $A$ in the direction $E$, and the adjoint of this map of $E$: $X$ of the module's
-    docstring.
+    """Derivative of the square root of $A$ in the direction $E$, a self-adjoint map of $E$: $X$ of the module's docstring.
 
     Args:
         self: $A$, (*, n, n), Hermitian positive definite. Its lower triangle is read.

@@ -5,8 +5,8 @@ Where the rank of $A$ is constant, its pseudo-inverse $P$ has the derivative
     dP = -P dA P + (I - P A) dA^H P^H P + P P^H dA^H (I - A P),
     gA = -P^H gP P^H + P^H P gP^H (I - P A) + (I - A P) gP^H P P^H.
 
-Without a tolerance only singular values that are zero to rounding are dropped, and this is the derivative. With a
-tolerance, singular values that are not zero may be dropped. $P$ is then the block of $f(H)$ for the Hermitian
+Without a tolerance, only singular values that are zero to rounding are dropped, and this is the derivative. With a
+tolerance, singular values that are not zero may be dropped. $P$ is then a block of $f(H)$ for the Hermitian
 $H = [[0, A], [A^H, 0]]$, whose eigenvalues are $+-s_i$ and zeros, with $f(x) = 1 / x$ for values that are kept and 0
 for the others. Its derivatives are sums over divided differences of $f$. Between nodes that are all kept,
 $f[x_0, ..., x_k] = (-1)^k / (x_0 ... x_k)$; between nodes that are all dropped, it is 0; otherwise, for a kept node $p$
@@ -15,9 +15,9 @@ and a dropped node $q$,
     $f[a, b, ..., p, q] = (f[a, b, ..., p] - f[a, b, ..., q]) / (p - q)$.
 
 For a kept $i$ and a dropped $j$, the first derivative has $1 / (s_i^2 - s_j^2)$ where the formula at constant rank has
-$1 / s_i^2$. As a form in its directions and its cotangent the derivative is symmetric, so its vjp is the same operator.
+$1 / s_i^2$. The derivative is a symmetric form in its directions and its cotangent, so its vjp is the same operator.
 
-Where not differentiable: where the rank changes $P$ is not continuous, and the result is the derivative at constant
+Where not differentiable: where the rank changes, $P$ is not continuous, and the result is the derivative at constant
 rank; with a tolerance, where a kept singular value equals a dropped one.
 
 Args:
@@ -53,7 +53,7 @@ def pinv_backward(grad: Tensor, result: Tensor, self: Tensor) -> Tensor:
     """Cotangent of $A$, given that of its pseudo-inverse $P$: $gA$ of the module's docstring.
 
     Returns:
-        (*, m, n). Also for a Hermitian $A$ it is the gradient of $A$ as a general matrix.
+        (*, m, n). A Hermitian $A$ is differentiated as a general matrix, too.
 
     Note:
         Where not differentiable: where the rank changes, $P$ is not continuous; the result is the derivative at
@@ -63,7 +63,7 @@ def pinv_backward(grad: Tensor, result: Tensor, self: Tensor) -> Tensor:
         ATen pinv_backward; Golub and Pereyra, The differentiation of pseudo-inverses and nonlinear least squares
         problems whose variables separate, 1973, doi:10.1137/0710036, eq. (4.12).
     """
-    if self.shape[-2] < self.shape[-1]:  # the products have the smaller dimension
+    if self.shape[-2] < self.shape[-1]:  # so that the products have the smaller dimension
         return pinv_backward(grad.mH, result.mH, self.mH).mH
     C = result @ grad.mH
     CP = C @ result
@@ -94,7 +94,7 @@ def pinv_jvp(self: Tensor, result: Tensor, self_t: Tensor) -> Tensor:
 
 
 def _difference(at: Sequence[Tensor], L: Tensor, kept: Tensor) -> Tensor:
-    """$f[l_a, l_b, ...]$ for index tensors $a <= b <= ...$: eigenvalues that are kept have the smaller indices."""
+    """$f[l_a, l_b, ...]$ for index tensors $a <= b <= ...$; eigenvalues that are kept have the smaller indices."""
     x = torch.stack([L[..., a] for a in at])
     inverse = torch.where(kept[..., at[-1]], 1 / x, 0).prod(0)
     if len(at) == 1:
@@ -111,7 +111,7 @@ def _differential(A: Tensor, rank: Tensor, E: Tensor) -> Tensor:
         return _differential(A.mH, rank, E.mH).mH
     batch = torch.broadcast_shapes(A.shape[:-2], E.shape[:-3])
     A, E = A.expand(*batch, m, n), E.expand(*batch, order, m, n)
-    if m > (order + 1) * n:  # all acts in the span of the columns of A and E
+    if m > (order + 1) * n:  # everything acts in the span of the columns of A and E
         basis = torch.linalg.qr(torch.cat([A, *E.unbind(-3)], -1))[0]
         return _differential(basis.mH @ A, rank, basis.mH.unsqueeze(-3) @ E) @ basis.mH
     U, S, Vh = torch.linalg.svd(A)
@@ -163,7 +163,7 @@ def pinv_differential(A: Tensor, rank: Tensor, E: Tensor) -> Tensor:
 
     Args:
         A: (*, m, n), real or complex.
-        rank: (*), the number of singular values that are kept, which are not zero; a constant to every derivative.
+        rank: (*), the number of singular values that are kept, all of them nonzero; a constant to every derivative.
         E: (*, k, m, n), the directions, $k >= 1$.
 
     Returns:
@@ -188,7 +188,7 @@ def _rank(A: Tensor, P: Tensor) -> Tensor:
 
 
 def _has_full_rank(A: Tensor, P: Tensor) -> bool:
-    """Whether no singular value is dropped; False on devices, as reading the values would synchronize."""
+    """Whether no singular value is dropped; False outside of the CPU, where reading the values would synchronize."""
     return A.is_cpu and bool((_rank(A, P) == min(A.shape[-2:])).all())
 
 
@@ -209,7 +209,7 @@ def pinv_truncated_backward(grad: Tensor, result: Tensor, self: Tensor) -> Tenso
     """Cotangent of $A$, given that of its pseudo-inverse $P$, also where nonzero singular values are dropped.
 
     Returns:
-        (*, m, n). Also for a Hermitian $A$ it is the gradient of $A$ as a general matrix.
+        (*, m, n). A Hermitian $A$ is differentiated as a general matrix, too.
 
     Note:
         Where not differentiable: where a kept singular value equals a dropped one.
@@ -253,7 +253,7 @@ rule(
     "aten::linalg_pinv.atol_rtol_tensor",
     vjp={
         "self": _pinv_backward,
-        ("atol", "rtol"): lambda: (None, None),  # P is constant in them, but for its jumps
+        ("atol", "rtol"): lambda: (None, None),  # P is constant in them, except for jumps
     },
     jvp={"result": _pinv_jvp},
     improves=("speed", "values"),

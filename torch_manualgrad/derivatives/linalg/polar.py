@@ -17,8 +17,8 @@ Args:
     A: (*, m, n), $m >= n$, real or complex. Its value is not read.
 
 Note:
-    Where not differentiable: where $A$ has not full rank. The undetermined part of the derivative is 0. A square real $A$
-    may have rank $n - 1$: the derivative of $U$ is then that of the chosen branch.
+    Where not differentiable: where $A$ does not have full rank. The undetermined part of the derivative is 0. A square real
+    $A$ may have rank $n - 1$: the derivative of $U$ is then that of the chosen branch.
 
 References:
     Kenney and Laub, SIAM J. Matrix Anal. Appl. 12 (1991) 488, theorem 2.2; Higham, Functions of Matrices (SIAM 2008),

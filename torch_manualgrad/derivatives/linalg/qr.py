@@ -2,10 +2,10 @@
 
 $A$ is (*, m, n), $Q$ is (*, m, w) with orthonormal columns, $R$ is (*, w, n) upper triangular; LAPACK makes its
 diagonal real. Write $Omega = Q^H dQ$, skew-Hermitian, and $N = Q^H dA_c R_c^-1$, where the index $c$ denotes the
-leading columns that determine $Q$: $min(m, n)$ of them, or $m - 1$ if $A$ is real and $m <= n$, as the last column of
+leading columns that determine $Q$: $min(m, n)$ of them, or $m - 1$ if $A$ is real and $m <= n$, because the last column of
 $Q$ is then known up to its sign, which LAPACK keeps. The lower triangle of $N$ is that of $Omega$, because $dR R^-1$ is
-upper triangular. A phase of a column of $Q$ that would make the diagonal of $R$ complex is not allowed, so with
-$phi(N) = tril(N)$ with half of the diagonal
+upper triangular. Phases of the columns of $Q$ that would make the diagonal of $R$ complex are not allowed. So, with
+$phi(N)$ the lower triangle of $N$ with half of the diagonal,
 
     $Omega = phi(N) - phi(N)^H$                                  (zero in the columns that $N$ lacks),
     $dQ = (dA_c R_c^-1 - Q N) + Q Omega$,      $dR = triu(dQ^H A + Q^H dA)$.
@@ -14,8 +14,8 @@ Pulled back, with $G = gQ + A gR^H$, $K = Q^H G$ and $W = phi(K - K^H)$:
 
     gA = Q gR,      gA_c += (G - Q (K - W))_c R_c^-H.
 
-The products contain $A$ and not $Q R$, so that both are right to every order at a matrix without full rank: they hold
-for the leading columns of $Q$ and rows of $R$ alone, which are all that is left there (next paragraph). With full rank
+The products contain $A$ instead of $Q R$, so both formulas are right to every order at a matrix without full rank: they hold
+for the leading columns of $Q$ and rows of $R$ alone, and nothing else is defined there (next paragraph). With full rank,
 $Q R$ replaces $A$, $W - K$ does not need all of $K$, and the formulas are shorter.
 
 Undefined derivatives. If $R_jj$ is zero to rounding, compared with the norm of column $j$, and $j$ is one of the
@@ -23,20 +23,20 @@ columns $c$, then the columns of $Q$ and the rows of $R$ from $j$ on depend on a
 Their tangents are nan; so is the gradient, if their cotangents are not exactly zero. Everything before them is smooth,
 and its derivatives are right.
 
-Rank $p < n$ with $p$ independent leading columns: the rows of $R$ from $p$ on are rounding errors, and the columns of
-$Q$ from $p$ on belong to them. A loss of $Q R$, such as a reconstruction, is smooth there. Its cotangent of column $j$
-of $Q$ is proportional to $R_jj$, so the quotient has all of its digits although $R_jj$ has none, if nothing of another
-scale is added: the formulas for full rank keep the scales apart. A loss that depends on these columns alone has a
-quotient as large as $1 / R_jj$ and no derivative, and nan is left. Where $R_jj$ is exactly zero, the cotangent of
-column $j$ of $Q$, $G R^H$ with $G$ the gradient, is zero, and $R$ has the rest of $G$ down to its diagonal only. The
-cotangents do not determine $G$ in column $j$, and it is nan. A tangent cannot tell one loss from the other: it is the
-result of the formulas, with a GaugeWarning. A second derivative divides by $R_jj$ twice, has no digit, and is nan.
-Traced graphs, and sharded matrices in second order, have nan in all these cases.
+Dependent columns. If the rank is $p < n$ and the $p$ leading columns are independent, the rows of $R$ from $p$ on are rounding
+errors, and the columns of $Q$ from $p$ on are determined by these errors. A loss of $Q R$, such as a reconstruction, is still
+smooth. Its cotangent of column $j$ of $Q$ is proportional to $R_jj$. So the quotient has all of its digits although $R_jj$ has
+none, as long as nothing of another scale is added; the formulas for full rank keep the scales apart. A loss that depends on
+these columns alone has a quotient as large as $1 / R_jj$ and no derivative; the result is nan. Where $R_jj$ is exactly zero,
+the cotangent of column $j$ of $Q$, $G R^H$ with $G$ the gradient, is zero, and the cotangent of $R$ has the rest of $G$ only
+down to the diagonal. The cotangents do not determine column $j$ of $G$, and it is nan. For a tangent, the loss is not known:
+the result of the formulas is returned, with a GaugeWarning. A second derivative divides by $R_jj$ twice, has no correct digit,
+and is nan. Traced graphs, and sharded matrices in second order, return nan in all these cases.
 
-With mode "complete" and $m > n$ the last $m - n$ columns of $Q$ are any orthonormal basis of the complement of the
-others. The derivative is that of the basis that turns as little as possible $(Q_2^H dQ_2 = 0)$: right for every loss
-that depends on them through their span only, as $Q_2 Q_2^H$. A loss that depends on the choice of the basis has no
-derivative, and is reported (see gauge.py). With mode "r" the forward returns no $Q$; it is computed again.
+With mode "complete" and $m > n$, the last $m - n$ columns of $Q$ are any orthonormal basis of the complement of the
+others. The derivative is that of the basis that rotates as little as possible $(Q_2^H dQ_2 = 0)$. It is right for every loss
+that depends on these columns only through their span, such as a loss of $Q_2 Q_2^H$. A loss that depends on the choice of the
+basis has no derivative, and is reported (see gauge.py). With mode "r" the forward returns no $Q$, so it is recomputed.
 
 Args:
     Q: as the forward returned it, (*, m, w), or (0,) with mode "r".
@@ -83,7 +83,7 @@ def _determining(A: Tensor) -> int:
 
 
 def _vanishing(order: int, R: Tensor) -> Tensor:
-    """Which pivots of a leading part of $R$ are zero to rounding, relative to a sum of moduli: squares may overflow.
+    """Which pivots of a leading part of $R$ are zero to rounding, relative to a sum of moduli, as squares may overflow.
 
     Args:
         order: the larger dimension of $A$.
@@ -137,7 +137,7 @@ def _divide(W: Tensor, R: Tensor) -> None:
 def _full_rank_backward(grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, R: Tensor, c: int) -> Tensor:
     """`linalg_qr_backward` with a cotangent: $M = Q^H gQ - gR R^H$ is smaller than $K$, and has the same $K - K^H$.
 
-    The result for a matrix without full rank has no meaning.
+    For a matrix without full rank, the result is meaningless.
 
     Args:
         c: the number of columns of $A$ that determine $Q$.
@@ -177,9 +177,9 @@ def _full_rank_jvp(A_t: Tensor, Q: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
 
 @formula(kernel=("default",))
 def nan_unless_zero(x: Tensor, undefined: Tensor) -> Tensor:
-    """$x$, with nan in its undefined entries that are not zero: a derivative that the loss may only ignore.
+    """$x$, with nan in its undefined entries that are not zero: a derivative that is valid only if the loss ignores them.
 
-    The function is linear, and its own adjoint and derivative.
+    The function is linear, and is its own adjoint and derivative.
 
     Args:
         x: any shape and dtype.
@@ -192,7 +192,7 @@ def nan_unless_zero(x: Tensor, undefined: Tensor) -> Tensor:
         Where not differentiable: nowhere. A product with nan would make a cotangent of zero nan.
 
     References:
-        The derivative of what has none, in a loss that does not depend on it.
+        The derivative of an undefined quantity in a loss that does not depend on it.
     """
     return x * torch.where(undefined & (x != 0), math.nan, 1).to(x.dtype)
 
@@ -204,9 +204,9 @@ nan_unless_zero.impl_jvp(lambda inputs, output, tangents: nan_unless_zero(tangen
 
 _WHAT = "derivative of the QR factorization of a matrix without full rank"
 
-# The largest ratio of the gradient in a dependent column to the others.
+# The largest ratio of the gradient in a dependent column to what the cotangents explain.
 _LARGEST = 1e3
-# The largest ratio of rounding errors in R to those that make a pivot zero.
+# Entries of R up to this multiple of the bound for zero pivots count as rounding errors.
 _NOISE = 16
 
 
@@ -223,7 +223,7 @@ def _left_by_rounding(Q: Tensor, R: Tensor, c: int) -> tuple[Tensor, Tensor]:
 
 
 def _may_be_left_by_rounding(Q: Tensor, R: Tensor, c: int) -> bool:
-    """Whether some matrix may have rounding errors left; False if distributed or traced: a graph would compute both."""
+    """Whether some matrix may have rounding errors left. False if distributed or traced: a graph would compute both cases."""
     known = readable(R)
     if known is False or is_sharded(R):
         return False
@@ -255,7 +255,7 @@ def _moderate(grad_A: Tensor, grad_Q: Tensor | None, grad_R: Tensor | None, R: T
 
 
 def _undefined(settled: Tensor, given: Sequence[Tensor | None], like: Tensor) -> Tensor | None:
-    """The sum over ``given`` of nan for the matrices that are settled, unless it is zero; linear in each."""
+    """The sum over ``given`` of nan for settled matrices where ``given`` is not zero, else 0; linear in each of them."""
     settled = (settled.any(-1) if settled.dim() == like.dim() - 1 else settled)[..., None, None]
     return total(
         *[
@@ -267,11 +267,11 @@ def _undefined(settled: Tensor, given: Sequence[Tensor | None], like: Tensor) ->
 
 
 def _without_derivative(op: Formula, inputs: Sequence[str]) -> None:
-    """Let every derivative of a function be nan for the matrices that are settled, where it is not zero.
+    """Make every derivative of a formula nan for settled matrices, unless it is zero.
 
     Args:
-        op: a formula. Its last result says which matrices, or columns of them, are settled.
-        inputs: its arguments that are tensors.
+        op: a formula. Its last result marks the settled matrices, or columns of them.
+        inputs: the names of its tensor arguments.
     """
 
     @op.impl_vmap
@@ -315,7 +315,7 @@ def qr_rounding_backward(
         grad_R: cotangent of $R$, (*, w, n); None for zero.
 
     Returns:
-        (*, m, n), and a bool, (*): the matrices whose cotangent that is.
+        (*, m, n), and a bool, (*), that marks the matrices for which this is the cotangent.
 
     Note:
         Where not differentiable: everywhere; a derivative of it is nan.
@@ -344,8 +344,8 @@ def qr_rounding_jvp(A_t: Tensor, Q: Tensor, R: Tensor, c: int) -> tuple[Tensor, 
         Q: (*, m, w), with orthonormal columns.
 
     Returns:
-        The tangents, of the shapes of ``Q`` and ``R``, and a bool, (*, w): the columns of $Q$ and rows of $R$ that they
-        are for.
+        The tangents, of the shapes of ``Q`` and ``R``, and a bool, (*, w), that marks the columns of $Q$ and rows of $R$ for
+        which these are the tangents.
 
     Note:
         Where not differentiable: everywhere; a derivative of it is nan.
@@ -410,7 +410,7 @@ def _where_defined(grad_Q: Tensor | None, grad_R: Tensor | None, A: Tensor, Q: T
 
 
 def _from_factors(grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
-    """The backward without $A$, with a cotangent and no more columns than rows, and whether it is undefined anywhere."""
+    """The backward without $A$, for a given cotangent and at most as many columns as rows; and whether it has a nan."""
     grad_A = _where_defined(grad_Q, grad_R, Q @ R, Q, R).mT.contiguous().mT
     return grad_A, grad_A.isnan().any()
 
@@ -424,7 +424,7 @@ def _backward_by_rank(
     R: Tensor,
     mode: str,
 ) -> Tensor | None:
-    """`linalg_qr_backward` by the kernel, or by the shorter formula if the rank is full, with its report."""
+    """`linalg_qr_backward` by the kernel, or by the shorter formula if the rank is full; reports gauge dependence."""
     m, n = A.shape[-2:]
     if mode == "complete" and m > n and grad_Q is not None:
         report(depends_on_basis(Q[..., n:], grad_Q[..., n:]), "warn", "derivative of the QR factorization")
@@ -458,7 +458,7 @@ def linalg_qr_backward(
     """Cotangent of $A$, given those of $Q$ and $R$: $Q gR$, and $(G - Q (K - W))_c R_c^-H$ in the leading columns.
 
     Args:
-        grad_Q: cotangent of $Q$, (*, m, w), or (0,) with mode "r", and not used then; None for zero.
+        grad_Q: cotangent of $Q$, (*, m, w), or (0,) with mode "r", where it is not used; None for zero.
         grad_R: cotangent of $R$, (*, w, n); None for zero. Its entries below the diagonal have no effect.
         A: (*, m, n), real or complex.
 
@@ -466,13 +466,13 @@ def linalg_qr_backward(
         (*, m, n), column-major.
 
     Raises:
-        RuntimeError: another mode.
+        RuntimeError: an unknown mode.
 
     Note:
         Where not differentiable: at zero pivots. The result is nan, unless every undefined entry has a cotangent of
-        zero, or the loss is one of $Q R$ and the leading columns leave rounding errors only. With mode "complete" and
-        $m > n$, the result is the derivative of the span of the last columns of $Q$, with a GaugeWarning if the loss
-        depends on more.
+        zero, or the loss is a function of $Q R$ and only rounding errors remain after the leading columns. With mode
+        "complete" and $m > n$, the result is the derivative of the span of the last columns of $Q$, with a GaugeWarning if
+        the loss depends on more.
     """
     Q = _with_Q(A, Q, mode)
     grad_Q = None if mode == "r" else grad_Q
@@ -503,12 +503,12 @@ def linalg_qr_jvp(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> 
         The tangents, of the shapes of ``Q`` and ``R``, row-major. With mode "r" the first is zero.
 
     Raises:
-        RuntimeError: another mode.
+        RuntimeError: an unknown mode.
 
     Note:
-        Where not differentiable: at zero pivots. The columns of $Q$ and the rows of $R$ are nan from there on. If the
-        leading columns leave rounding errors only, the tangent of $Q R$ is right, and there is a GaugeWarning. With
-        mode "complete" and $m > n$, the last columns of $Q$ do not turn within their span.
+        Where not differentiable: at zero pivots. The columns of $Q$ and the rows of $R$ are nan from there on. If only
+        rounding errors remain after the leading columns, the tangent of $Q R$ is right, and there is a GaugeWarning. With
+        mode "complete" and $m > n$, the last columns of $Q$ do not rotate within their span.
     """
     Q_r = _with_Q(A_p, Q, mode)
     undefined, Q_p, R_c = _well_defined(A_p, Q_r, R)

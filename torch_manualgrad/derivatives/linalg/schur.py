@@ -4,13 +4,13 @@ With $M = Q^H dA Q$ and $dQ = Q W$ for a skew-Hermitian $W$,
 
     dT = M + T W - W T,
 
-of which the part below the diagonal is 0. Written $W = X - X^H$ with $X$ below the diagonal, that part has no $X^H$:
+whose part below the diagonal is 0. With $W = X - X^H$ and a strictly lower triangular $X$, that part does not contain $X^H$:
 
     low(X T - T X) = low(M),
 
-solved column by column, from the first: $(t_jj I - T_jj) x_j = m_j - (X T)_j$, with $T_jj$ the rows and columns of $T$ after
-$j$. The phases of the columns of $Q$ are left unchanged, diag $W = 0$. The adjoint solves the adjoint equation from the last
-column on,
+which is solved column by column, from the first: $(t_jj I - T_jj) x_j = m_j - (X T)_j$, with $T_jj$ the rows and columns of $T$
+after $j$. The phases of the columns of $Q$ are left unchanged, diag $W = 0$. The vjp solves the adjoint equation, from the last
+column to the first,
 
     low(Y T^H - T^H Y) = low(K - K^H),    K = Q^H gQ + T^H gT - gT T^H,    gA = Q (gT + Y) Q^H,
 
@@ -22,7 +22,7 @@ Args:
 
 Note:
     Where not differentiable: where eigenvalues are equal. The result is inf or nan there. A loss that depends on the
-    phases of the columns of $Q$ has no derivative: the phases are held, and it is reported (see gauge.py).
+    phases of the columns of $Q$ has no derivative: the phases are kept fixed, and the loss is reported (see gauge.py).
 
 References:
     Konstantinov, Petkov and Christov, SIAM J. Matrix Anal. Appl. 15 (1994) 383; Golub and Van Loan,
@@ -45,13 +45,13 @@ WHAT = "derivative of the Schur form"
 
 
 def _below(columns: list[Tensor], n: int) -> Tensor:
-    """The matrix of order $n$ whose column $j$ is 0 down to the diagonal, and below it the given one; the last has none."""
+    """The strictly lower triangular matrix of order $n$ with these columns below the diagonal; the last column has none."""
     padded = [torch.constant_pad_nd(x, (0, 0, n - x.shape[-2], 0)) for x in columns]
     return torch.cat([*padded, torch.zeros_like(padded[-1])], -1)
 
 
 def _solve(T: Tensor, M: Tensor) -> Tensor:
-    """$X$, of which the part below the diagonal is not 0, with $low(X T - T X) = low(M)$."""
+    """The strictly lower triangular $X$ with $low(X T - T X) = low(M)$."""
     n = T.shape[-1]
     identity = torch.eye(n, dtype=T.dtype, device=T.device)
     columns: list[Tensor] = []
@@ -66,10 +66,10 @@ def _solve(T: Tensor, M: Tensor) -> Tensor:
 
 
 def _solve_adjoint(T: Tensor, N: Tensor) -> Tensor:
-    """$Y$, of which the part below the diagonal is not 0, with $low(Y T^H - T^H Y) = low(N)$."""
+    """The strictly lower triangular $Y$ with $low(Y T^H - T^H Y) = low(N)$."""
     n = T.shape[-1]
     identity = torch.eye(n, dtype=T.dtype, device=T.device)
-    columns: list[Tensor] = []  # of the last column on
+    columns: list[Tensor] = []  # from the last column to the first
     for j in reversed(range(n - 1)):
         right = N[..., j + 1 :, j : j + 1]
         if columns:
@@ -127,7 +127,7 @@ def schur_jvp(A_t: Tensor, T: Tensor, Q: Tensor) -> tuple[Tensor, Tensor]:
         A_t: tangent of $A$, (*, n, n), real or complex.
 
     Returns:
-        Two of (*, n, n), complex; the first is upper triangular.
+        Two tensors, (*, n, n), complex; the first is upper triangular.
     """
     M = Q.mH @ A_t.to(Q.dtype) @ Q
     W = skew(_solve(T, M))

@@ -28,12 +28,12 @@ def smooth(
     All tensors of a call have the same number of leading batch dims, which broadcast: vmap adds one to each.
 
     Args:
-        vjp: ``(needed, inputs, output, *grads) -> {input: gradient}``; an input that is not in it is a constant.
-            ``needed`` says of each input whether its gradient is wanted. A gradient may still have the shape of the
-            output's batch: it is summed to that of its input.
+        vjp: ``(needed, inputs, output, *grads) -> {input: gradient}``; inputs that are missing there are constants.
+            ``needed`` tells for each input whether its gradient is needed. A gradient may have the batch dims of the
+            output: it is then summed to the shape of its input.
         jvp: ``(inputs, output, tangents) -> tangent``, or a tuple of them; a missing tangent is None.
-        fake: computes the outputs' shapes; None: the function does.
-        requires: as of `formula`.
+        fake: computes the outputs' shapes; None to use the function itself.
+        requires: as in `formula`.
 
     Returns:
         The decorator.
@@ -62,7 +62,7 @@ def smooth(
 
         if fake is not None:
             made.impl_fake(fake)
-        return made.op  # and not the formula: the compiler recognizes an operator
+        return made.op  # not the formula: the compiler recognizes an operator
 
     return define
 
@@ -74,14 +74,14 @@ def _to_front(x: Any, dim: int | None) -> Any:
 
 
 def with_direction(E: Tensor, direction: Tensor) -> Tensor:
-    """One more direction, after those stacked in dim $-3$."""
+    """$E$ with one more direction, after those stacked in dim $-3$."""
     direction = direction.unsqueeze(-3)
     batch = torch.broadcast_shapes(E.shape[:-3], direction.shape[:-3])
     return torch.cat([x.expand(*batch, *x.shape[-3:]) for x in (E, direction)], -3)
 
 
 def replaced(E: Tensor, slot: int, direction: Tensor) -> Tensor:
-    """The directions with one replaced. The new one comes last, as the order of directions has no meaning."""
+    """The directions with one replaced. The new one comes last: the order of directions does not matter."""
     return with_direction(torch.cat([E[..., :slot, :, :], E[..., slot + 1 :, :, :]], -3), direction)
 
 

@@ -1,6 +1,6 @@
 """Linear solves: _linalg_solve_ex, under solve and solve_ex.
 
-For $A X = B$, differentiated, $A dX + dA X = dB$, so that
+Differentiating $A X = B$ gives $A dX + dA X = dB$, so that
 
     dX = A^-1 (dB - dA X),        gB = A^-H gX,        gA = -gB X^H,
 
@@ -47,7 +47,7 @@ def _is_vector(A: Tensor, X: Tensor) -> bool:
 
 
 def _aligned(A: Tensor, B: Tensor) -> Tensor:
-    """$A$ with as many dims as $B$, which holds columns: torch.vmap of a solve is wrong where these numbers differ."""
+    """$A$ with as many dims as $B$, which holds columns: torch.vmap of a solve is wrong if the numbers of dims differ."""
     return A[(None,) * (B.dim() - A.dim())]
 
 
@@ -198,7 +198,7 @@ def solve_backward_A(grad: Tensor, self: Tensor, A: Tensor, solution: Tensor) ->
     return summed_to(torch.linalg.solve(_aligned(A, grad).mH, grad) @ -solution.mH, A.shape)
 
 
-# 2.10 returns the factors of A^T from _linalg_solve_ex where A is real and contiguous; 2.13 those of A.
+# For a real contiguous A, _linalg_solve_ex returns the factors of A^T in torch 2.10, and those of A since 2.13.
 _GIVES_FACTORS_OF_A = torch.__version__ >= "2.13"
 
 

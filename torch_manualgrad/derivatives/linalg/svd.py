@@ -13,8 +13,8 @@ $a = U^H gU - gU^H U$ and $b = V^H gV - gV^H V$:
 
 Only the first quotient is singular where singular values are equal, only the others where they vanish: see
 degeneracy.py. The common phase of a pair of complex vectors is left unchanged. The further columns $U2$ of a full $U$
-span the orthogonal complement of $U$; their derivative is taken orthogonal to their span: $dU2 = -U dU^H U2$, right for
-every loss of $U2 U2^H$, and likewise $V2$; a loss that depends on the choice of their basis is reported.
+span the orthogonal complement of $U$. Their derivative is taken orthogonal to their span, $dU2 = -U dU^H U2$, which is right
+for every loss of $U2 U2^H$. The same holds for $V2$. A loss that depends on the choice of their basis is reported.
 
 Args:
     U: as the decomposition returned it, (*, m, k) with $k = min(m, n)$, or in full (*, m, m); real or complex.
@@ -142,10 +142,10 @@ def svd_backward(
 
     Raises:
         GaugeError: gauge is "error" and the loss depends on the choice.
-        ValueError: another gauge.
+        ValueError: an unknown gauge.
 
     Note:
-        Where not differentiable: repeated and zero singular values, by the rules in degeneracy.py.
+        Where not differentiable: at repeated and zero singular values; see the rules in degeneracy.py.
 
     References:
         ATen svd_backward; Wan and Zhang, arXiv:1909.02659.
@@ -220,16 +220,15 @@ def linalg_svd_jvp(
         rtol, atol, broadening, gauge: as in `svd_backward`, for a direction that splits a group of equal values.
 
     Returns:
-        Tangents of the shapes of ``U``, ``S`` and ``Vh``. That of a pair of complex vectors leaves their common phase
-        unchanged.
+        Tangents of the shapes of ``U``, ``S`` and ``Vh``. The common phase of a pair of complex vectors is left unchanged.
 
     Raises:
         GaugeError, ValueError: as in `svd_backward`.
 
     Note:
-        Where not differentiable: within a group of equal values the tangent of $S$ is the diagonal of $U^H dA V$, and
-        $U$ and $V$ turn only where they turn against each other: right for losses such as a polar factor or a projector
-        onto the whole group.
+        Where not differentiable: at equal values. Within a group, the tangent of $S$ is the diagonal of $U^H dA V$, and $U$
+        and $V$ rotate only relative to each other. That is right for losses such as a polar factor or a projector onto the
+        whole group.
 
     References:
         ATen linalg_svd_jvp; Wan and Zhang, arXiv:1909.02659.

@@ -157,7 +157,7 @@ def triangular_solve_jvp(
     transpose: bool,
     unitriangular: bool,
 ) -> Tensor:
-    """Tangent of the solution of $A X = B$: that of linalg_solve_triangular, for $A$ or its transpose.
+    """Tangent of the solution of $A X = B$: the tangent of linalg_solve_triangular, for $A$ or its transpose.
 
     Args:
         A_t: tangent of $A$, (*, n, n); None for zero.
