@@ -1,4 +1,4 @@
-"""Every family of elementwise operators: importing one enters its rules in the registry."""
+"""Formulas and rules of elementwise operators. Importing a module registers them."""
 
 from . import (
     activations,

@@ -1,6 +1,6 @@
-"""Activations that are smooth: sigmoid, softplus, silu, mish, gelu.
+"""Smooth activations: sigmoid, softplus, silu, mish, gelu.
 
-In each formula the sigmoid of $-x$ stands for one minus that of $x$, which is all rounding for large $x$.
+The formulas use the sigmoid of $-x$ instead of one minus the sigmoid of $x$, which is only rounding error for large $x$.
 
 Args:
     grad_output: cotangent of the result.
@@ -68,7 +68,7 @@ def softplus_double_backward(grad: Tensor, input: Tensor, beta: Number, threshol
 
     Args:
         beta: $b$.
-        threshold: the function is $x$ where $b x$ is above it, and the result zero.
+        threshold: where $b x$ is above it, the function is $x$ and the result is zero.
 
     Returns:
         The shape of ``grad``.
@@ -96,7 +96,7 @@ def gelu_double_backward(ggI: Tensor, gO: Tensor, input: Tensor, approximate: st
         return ggI * gO * (normal_density(x) * (2 - x * x))
     u, du, ddu = _tanh_parts(x)
     slope = 4 * logistic_slope(2 * u)  # of tanh u
-    dt = slope * du  # first, as the square of du leaves the range before x does
+    dt = slope * du  # first, because the square of du leaves the range before x does
     return ggI * gO * (dt + x * (slope * ddu / 2 - u.tanh() * dt * du))
 
 
@@ -176,7 +176,7 @@ elementwise(
     {
         "grad_output": bind(aten.log_sigmoid_backward.default, grad_output="grad"),
         "self": lambda grad, grad_output, self: log_sigmoid_double_backward(grad * grad_output, self),
-        "buffer": None,  # a function of the input, which the forward keeps on some devices
+        "buffer": None,  # a function of the input, which the forward returns on some devices
     },
     improves="values",
 )

@@ -1,10 +1,10 @@
-"""The Airy function Ai, through which PyTorch returns no gradient: its result has no history, and no error says so.
+"""The Airy function Ai. PyTorch returns no gradient through it: its result has no history, and no error is raised.
 
-$Ai'' = x Ai$, so Ai and Ai' are formulas, each with a derivative made of the other, and every order is one of these. Both
+$Ai'' = x Ai$, so Ai and Ai' are two formulas whose derivatives consist of each other, in every order. Both
 are computed here: PyTorch has no Ai', and its Ai is wrong by up to 3e-6 between $x = -4$ and $x = -2.09$.
 
-- For $|x| <= 10$ they are Taylor series about multiples of 1/2: about the nearest where $x <= 0$, and about the next where
-  $x > 0$, since all terms have one sign there.
+- For $|x| <= 10$ they are Taylor series about multiples of 1/2: about the nearest one where $x <= 0$, and about the next one
+  where $x > 0$, because all terms have the same sign there.
 - Elsewhere they are asymptotic series in $1 / zeta$, $zeta = 2/3 |x|^(3/2)$. The exponential and the sine of $zeta$ magnify
   its rounding error, so $zeta$ is a sum of two numbers.
 
@@ -77,7 +77,7 @@ def _asymptotic() -> tuple[list[float], list[float]]:
     return u, [c * (6 * k + 1) / (1 - 6 * k) for k, c in enumerate(u)]
 
 
-# by the power of the step, then by n; of Ai and of Ai'
+# coefficients of Ai and of Ai', by the power of the step, then by n
 _VALUES = [*zip(*(_taylor(n / 2 - _NEAR, *pair) for n, pair in enumerate(zip(_AI, _AI_SLOPE))))]
 _SLOPES = [[(k + 1) * c for c in row] for k, row in enumerate(_VALUES[1:])]
 _U, _V = _asymptotic()
@@ -109,7 +109,7 @@ def _halves(a: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _zeta(z: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
-    """$2/3 z^(3/2)$, as a number and the rest; ``root`` is the root of $z$."""
+    """$2/3 z^(3/2)$, as a number and a remainder; ``root`` is the square root of $z$."""
     square, error = _product(root, root)
     root_rest = ((z - square) - error) / (2 * root)
     cube, error = _product(z, root)
@@ -164,7 +164,7 @@ def airy_ai_slope(x: Tensor) -> Tensor:
 
 
 def _differentiable(value: Formula, slope: Callable[[Tensor], Tensor]) -> None:
-    """Give a formula its derivative."""
+    """Define the derivative of a formula."""
     value.impl("default")(value.reference)
 
     @value.impl_save_for_backward

@@ -1,12 +1,12 @@
 """Arithmetic: sums, products and quotients, complex numbers from their parts, and angles in degrees.
 
-Where not differentiable: a quotient at a zero divisor, where it is infinite or nan; a rounded one where it jumps, where
-the derivative is 0; hypot at the origin, where the derivative is 0 by convention and PyTorch's is nan.
+Where not differentiable: a quotient at a zero divisor, where it is infinite or nan; a rounded quotient at its jumps, where
+the derivative is 0; hypot at the origin, where the derivative is 0 by convention and nan in PyTorch.
 
 Args:
     grad: cotangent of the result, real.
     other: $y$, broadcast with $x$; Python callers may give a number.
-    self_st: the dtype of $x$. If it is real, so is what is returned.
+    self_st: the dtype of $x$. If it is real, so is the result.
     rounding_mode: None, "floor" or "trunc".
 """
 
@@ -23,7 +23,7 @@ from torch_manualgrad.core.rule import Ratio, bind, elementwise, formula, where_
 
 @formula
 def deg2rad_backward(grad: Tensor) -> Tensor:
-    """Cotangent of an angle in degrees, given that of it in radians: $g pi / 180$.
+    """Cotangent of an angle in degrees, given that of the angle in radians: $g pi / 180$.
 
     Returns:
         The shape of ``grad``.
@@ -33,7 +33,7 @@ def deg2rad_backward(grad: Tensor) -> Tensor:
 
 @formula
 def rad2deg_backward(grad: Tensor) -> Tensor:
-    """Cotangent of an angle in radians, given that of it in degrees: $g 180 / pi$.
+    """Cotangent of an angle in radians, given that of the angle in degrees: $g 180 / pi$.
 
     Returns:
         The shape of ``grad``.
@@ -47,13 +47,13 @@ def polar_backward(grad: Tensor, result: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         grad: cotangent of the result, complex.
-        result: $z$, of which $r >= 0$ cannot be told from $-r$ and $phi + pi$.
+        result: $z$. It does not distinguish $r >= 0$ and $phi$ from $-r$ and $phi + pi$.
 
     Returns:
         The cotangent of $r$, which is 0 at $z = 0$, and that of $phi$; real, the shape of ``grad``.
 
     Note:
-        The rule of the operator knows $phi$, and is right for $r <= 0$ too.
+        The rule of the operator uses $phi$, and is right for $r <= 0$ too.
     """
     along = grad * result.conj()
     length = result.abs()
@@ -63,12 +63,12 @@ def polar_backward(grad: Tensor, result: Tensor) -> tuple[Tensor, Tensor]:
 def _over(x: Tensor, y: Tensor, result: Tensor) -> Tensor:
     """$x / result$, with $result^2 = x^2 + y^2$; zero at the origin, in every order.
 
-    Where $x$ is much larger than $y$, the derivative of the quotient is all rounding. As a function of the ratio of the
-    smaller to the larger of the two it is not.
+    Where $x$ is much larger than $y$, the derivative of the quotient would be only rounding error. So it is computed as a
+    function of the ratio of the smaller to the larger of the two.
     """
     if not torch.is_grad_enabled():  # nothing differentiates it
         return x / torch.where(result == 0, inf, result)
-    x, y = x.to(result.dtype), y.to(result.dtype)  # one may be of integers
+    x, y = x.to(result.dtype), y.to(result.dtype)  # one may have an integer dtype
     origin, wide = result == 0, x.abs() >= y.abs()
     divisor = torch.where(origin, 1, torch.where(wide, x, y))
     ratio = torch.where(wide, y, x) / divisor
@@ -207,7 +207,7 @@ elementwise(
         "other": lambda result: result * 0.6931471805599453,
     },
     improves={"values": "2.15"},  # PyTorch's 2^n of a negative integer n is zero
-    since="2.13",  # made of others before
+    since="2.13",  # composed of other operators before
 )
 elementwise("aten::mul.Tensor", {"self": "other", "other": "self"})
 elementwise("aten::mul.Scalar", "other", arguments=[{"other": 2.5}])

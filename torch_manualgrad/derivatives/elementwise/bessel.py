@@ -5,15 +5,16 @@ The derivative of each Bessel function is made of the function itself and its ne
     J0' = -J1,  J1' = J0 - J1 / x;    Y0' = -Y1,  Y1' = Y0 - Y1 / x;
     I0' = I1,   I1' = I0 - I1 / x;    K0' = -K1,  K1' = -K0 - K1 / x.
 
-Near zero the derivatives of sinc, $I1$ and $J1$ are power series, so that every order is finite and right there;
-PyTorch's of sinc and $I1$ are nan, zero or noise from the second order on. ``i0e`` and ``i1e`` are $exp(-|x|) I0$ and
-$exp(-|x|) I1$; the scaled ``k0`` and ``k1`` are $exp(x) K0$ and $exp(x) K1$. Far from zero their derivatives are
+Near zero, the derivatives of sinc, $I1$ and $J1$ are power series, so every order is finite and right there. PyTorch's
+derivatives of sinc and $I1$ are nan, zero or noise from the second order on. ``i0e`` and ``i1e`` are $exp(-|x|) I0$ and
+$exp(-|x|) I1$; the scaled ``k0`` and ``k1`` are $exp(x) K0$ and $exp(x) K1$. Far from zero, their derivatives are
 differences of nearly equal numbers, which PyTorch returns as 0 or as noise for ``i0e`` and ``i1e``. Here they are the
-derivative of the asymptotic series.
+derivatives of asymptotic series.
 
-Through all but ``sinc``, ``i0``, ``i0e``, ``i1`` and ``i1e`` PyTorch returns no gradient before torch 2.15: its results have
-no history, and no error says so. From then on it still returns none through the scaled functions and the spherical one,
-and the third derivatives of $J1$ and $I1$ are 0 or noise near zero. Each of these functions is a formula too, and every order is one of these.
+Before torch 2.15, PyTorch returns gradients only through ``sinc``, ``i0``, ``i0e``, ``i1`` and ``i1e``. The results of the
+other functions have no history, and no error is raised. Since 2.15, that still holds for the scaled functions and the spherical
+one, and the third derivatives of $J1$ and $I1$ are 0 or noise near zero. Each of these functions is a formula too, and
+derivatives of every order consist of these formulas.
 
 Where not differentiable: for ``i0e`` at 0, and for ``i1e`` at 0 from the second order on, where the sign of $x$ counts
 as 0.
@@ -40,12 +41,12 @@ from torch_manualgrad.core.rule import Formula, elementwise, formula
 from .series import polynomial
 from .strong_times import strong_times
 
-_NEAR = 2.0  # where |pi x| of sinc, or |x| of i1, is below this, the series; its last terms are below 1e-20 there
+_NEAR = 2.0  # the series is used for |pi x| (sinc) or |x| (i1) below this; its last terms are below 1e-20 there
 _SINC = [(-1) ** k * 2 * k / factorial(2 * k + 1) for k in range(1, 18)]  # sinc'(x) / pi, with y = pi x, by y^(2 k - 1)
 _I1 = [(2 * k + 1) / (2 * factorial(k) * factorial(k + 1)) for k in range(18)]  # i1'(x), by (x / 2)^(2 k)
 _FAR = 32.0  # from here on exp(-x) I_n(x) is an asymptotic series, whose terms fall below 1e-17
 _FAR_I0E, _FAR_I1E = (
-    # its derivative, by x^(-k - 3/2)
+    # the derivative of exp(-x) I_n(x), by x^(-k - 3/2)
     [
         -(k + 0.5) / sqrt(2 * pi) * prod(((2 * j - 1) ** 2 - 4 * n * n) / (8 * j) for j in range(1, k + 1))
         for k in range(20)
@@ -71,7 +72,7 @@ def sinc_backward(grad: Tensor, self: Tensor) -> Tensor:
     near = y.abs() < _NEAR
     small, large = torch.where(near, y, 0), torch.where(near, 1, y)
     series = small * polynomial(_SINC, small * small)
-    turns = 2 * ((self.real if self.is_complex() else self).detach() / 2).round()  # exact, where pi x is not
+    turns = 2 * ((self.real if self.is_complex() else self).detach() / 2).round()  # exact, unlike pi x
     angle = torch.where(near, 1, (self - torch.where(turns.isfinite(), turns, 0)) * pi)
     quotient = (angle.cos() - angle.sin() / large) / large
     return grad * (torch.where(near, series, quotient) * pi).conj()
@@ -109,7 +110,7 @@ def i1e_backward(grad: Tensor, self: Tensor, result: Tensor) -> Tensor:
         Where not differentiable: at $x = 0$ from the second order on, where $sgn(x)$ counts as 0.
 
     References:
-        ATen i1e_backward; near zero as `i1_backward`; far from it DLMF 10.40.1, https://dlmf.nist.gov/10.40.E1.
+        ATen i1e_backward; near zero, as `i1_backward`; far from zero, DLMF 10.40.1, https://dlmf.nist.gov/10.40.E1.
     """
     near, small, large = _split(self)
     series = polynomial(_I1, small * small / 4) * (-small.abs()).exp()
@@ -277,7 +278,7 @@ def _j1_slope(x: Tensor) -> Tensor:
 
 
 def _off_zero(x: Tensor) -> Tensor:
-    """$x$, and 1 for 0: where a function of order 0 stands beside the pole of one of order 1, whose infinity is greater."""
+    """$x$, with 1 for 0: there, the pole of a function of order 1 dominates the function of order 0 that is added to it."""
     return torch.where(x == 0, 1, x)
 
 
@@ -301,7 +302,7 @@ def _enter(
     domain: tuple[float, float] = (-4, 4),
     right_since: str | None = None,
 ) -> None:
-    """The rule of an operator. Its argument is called self or $x$."""
+    """Register the rule of an operator. Its argument is called self or $x$."""
     bound: Callable[..., Tensor] = (lambda x: slope(x)) if name.startswith(("sc", "sp")) else (lambda self: slope(self))
     elementwise(
         f"aten::special_{name}",
@@ -314,7 +315,7 @@ def _enter(
 
 
 def _differentiable(value: Formula, slope: Callable[[Tensor], Tensor], *about: Any) -> None:
-    """Give a formula and the operator that it stands for their derivative."""
+    """Define the derivative of a formula and of its operator."""
     (argument,) = value.signature.names
     name = value.__name__
     value.impl("default")(getattr(torch.special, name))

@@ -1,17 +1,17 @@
-"""Numbers between bounds, and the larger and the smaller of two numbers.
+"""Numbers clamped between bounds, and the larger or the smaller of two numbers.
 
 Where an input is not the result, its gradient is zero, whatever the cotangent: nan times zero is zero here.
 
 Args:
     grad: cotangent of the result.
     self: $x$, real.
-    max: the upper bound, in the same way.
+    max: the upper bound, of the same kind as ``min``.
 
 Note:
-    Where not differentiable, PyTorch's conventions hold. At a bound, from torch 2.15 on, a number shares the gradient
-    with a bound that is a tensor, and has none at a bound that is a number; before, it has all at both. Where the
-    bounds are equal and $x$ is another number, the bound on its side has all of it. Of two equal numbers, maximum and
-    minimum give $1/2$ to each, and so do fmax and fmin from torch 2.15 on; before, the first has all.
+    Where not differentiable, PyTorch's conventions hold. At a bound, since torch 2.15, $x$ shares the gradient with the
+    bound if that is a tensor, and has no gradient if it is a number; before, $x$ has the whole gradient in both cases. Where
+    the bounds are equal and $x$ differs, the bound on the side of $x$ has the whole gradient. If two numbers are equal,
+    maximum and minimum give $1/2$ to each. So do fmax and fmin since torch 2.15; before, the first has the whole gradient.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _SHARED = reached("2.15")
 
 
 def part(x: Tensor, whole: Tensor, half: Tensor | None = None) -> Tensor:
-    """$x$ where it counts in whole, half of it where it counts in half, and 0 elsewhere."""
+    """$x$ where ``whole`` is True, $x / 2$ where ``half`` is, and 0 elsewhere."""
     return torch.where(whole, x, 0 if half is None else torch.where(half, x / 2, 0))
 
 
 def _where_self(self: Tensor, min: Any, max: Any) -> tuple[Tensor, Tensor | None]:
-    """Where $x$ is the result, and where it shares that with one bound."""
+    """Where $x$ is the result, and where $x$ and one bound both are."""
     inside = torch.ones_like(self, dtype=torch.bool)
     if _SHARED and not isinstance(min, Tensor) and not isinstance(max, Tensor):
         if min is not None:
@@ -54,7 +54,7 @@ def _where_self(self: Tensor, min: Any, max: Any) -> tuple[Tensor, Tensor | None
 
 
 def _where_min(self: Tensor, min: Tensor, max: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Where the lower bound is the result, and where it shares that with $x$."""
+    """Where the lower bound is the result, and where it and $x$ both are."""
     if max is None:
         return (~(self >= min), self == min) if _SHARED else (self < min, None)
     if not _SHARED:
@@ -64,7 +64,7 @@ def _where_min(self: Tensor, min: Tensor, max: Tensor | None) -> tuple[Tensor, T
 
 
 def _where_max(self: Tensor, min: Tensor | None, max: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Where the upper bound is the result, and where it shares that with $x$."""
+    """Where the upper bound is the result, and where it and $x$ both are."""
     if min is None:
         return (~(self <= max), self == max) if _SHARED else (self > max, None)
     return (self > max) | (max < min), (self == max) & (self != min) if _SHARED else None
@@ -98,7 +98,7 @@ def clamp_backward_min_max(
         grad_input_mask: which of the two are wanted.
 
     Returns:
-        The shape of ``grad`` each, not yet summed to those of the bounds; zeros where it is not wanted.
+        Two tensors of the shape of ``grad``, not yet summed to the shapes of the bounds; zeros if they are not wanted.
     """
     low = high = torch.zeros_like(grad)
     if min is not None and grad_input_mask[0]:
@@ -117,7 +117,7 @@ def clamp_jvp(
     max_p: Tensor | None,
     max_t: Tensor | None,
 ) -> Tensor:
-    """Tangent of $x$ between bounds: that of the one of the three that is the result.
+    """Tangent of $x$ between bounds: the tangent of whichever of the three is the result.
 
     Args:
         self_p: $x$, real.
@@ -142,7 +142,7 @@ def _parts(
     max_p: Tensor | None,
     max_t: Tensor | None,
 ) -> Iterable[tuple[Tensor | None, tuple[Tensor, Tensor | None]]]:
-    """Each tangent, and where it counts."""
+    """Each tangent, and where it counts, in whole and in half."""
     yield self_t, _where_self(self_p, min_p, max_p)
     if min_p is not None:
         yield min_t, _where_min(self_p, min_p, max_p)
@@ -164,18 +164,18 @@ def _clamp_tensor_backward(
 
 
 def _larger(grad: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """The cotangent of $x$, given that of $max(x, y)$; of both, where one is nan."""
+    """The cotangent of $x$, given that of $max(x, y)$; both get it where one is nan."""
     return part(grad, ~(x <= y), x == y)
 
 
 def _first(grad: Tensor, chosen: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """The cotangent of $x$, given that of $fmax(x, y)$ or $fmin(x, y)$, where it is chosen; nan is chosen last."""
+    """The cotangent of $x$, given that of $fmax(x, y)$ or $fmin(x, y)$; ``chosen``: where $x$ is the result, nan aside."""
     chosen, tie = chosen | y.isnan(), x == y
     return part(grad, chosen, tie) if _SHARED else part(grad, chosen | tie)
 
 
 def _second(grad: Tensor, chosen: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """That of $y$, where $x$ is chosen."""
+    """The cotangent of $y$; ``chosen`` as in `_first`."""
     tie = x == y
     return part(grad, ~(chosen | tie | y.isnan()), tie if _SHARED else None)
 
@@ -238,7 +238,7 @@ elementwise(
     },
     real_only=True,
     finite=True,
-    improves={"values": "2.15"},  # in forward mode the second has all
+    improves={"values": "2.15"},  # in forward mode, PyTorch gives all to the second
     defer_to_stock=always,
 )
 elementwise(

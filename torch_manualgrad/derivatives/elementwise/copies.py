@@ -10,12 +10,12 @@ from torch_manualgrad.core.rule import elementwise, formula, linear_in
 
 @formula
 def _to_copy_backward(grad: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Cotangent of $x$, given that of $x$ in another dtype and on another device: $g$ in those of $x$.
+    """Cotangent of $x$, given that of $x$ in another dtype and on another device: $g$ in the dtype and on the device of $x$.
 
     Args:
         grad: $g$, cotangent of the copy.
-        dtype: of $x$. If it is real and ``grad`` is not, the real part is taken.
-        device: of $x$.
+        dtype: the dtype of $x$. If it is real and ``grad`` is not, the real part is taken.
+        device: the device of $x$.
 
     Returns:
         The shape of ``grad``.

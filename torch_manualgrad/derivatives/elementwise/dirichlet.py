@@ -1,19 +1,19 @@
-"""Samples of the Dirichlet distribution, of which each component $x$ is one of the beta distribution of $a$ and $b$.
+"""Samples of the Dirichlet distribution. Each component $x$ is a sample of the beta distribution of $a$ and $b$.
 
-With $u = log x - log(1 - x)$, the density of $u$ is $exp(-E)$ up to a constant, and at a constant probability
+With $u = log x - log(1 - x)$, the density of $u$ is $exp(-E)$ up to a constant, and at constant probability
 
     $du/da = +-$ integral of $(log x(u +- s) - psi(a) + psi(a + b)) exp(E(u) - E(u +- s)) ds$, $s$ from 0 to infinity,
     $E(u) - E(u +- s) = p s - (a + b) log(1 + q (exp(s) - 1))$, with $p, q = a, x$ above $u$ and $b, 1 - x$ below it:
 
-over what is above $u$, or below it where $log x < psi(a) - psi(a + b)$, so that the integrand keeps its sign. It bends
-where $q exp(s)$ is about 1, and decays as $exp(-b s)$, or $exp(-a s)$, from there on: Gauss and Legendre's rule takes
-four panels of it, and the exponential tail has its closed form. In double precision the relative error is below $1e-11$
-for $a$ and $b$ between $1e-3$ and $1e4$.
+over the values above $u$, or those below it where $log x < psi(a) - psi(a + b)$, so that the integrand keeps its sign. The
+integrand bends where $q exp(s)$ is about 1, and decays as $exp(-b s)$ or $exp(-a s)$ from there on. Gauss-Legendre quadrature
+integrates it on four panels, and the exponential tail has a closed form. In double precision, the relative error is below
+$1e-11$ for $a$ and $b$ between $1e-3$ and $1e4$.
 
-The derivatives of all components of a sample are the columns of a matrix field that carries the distribution along. A
-second derivative is that of this field along itself, so that the mean over samples is the second derivative of the mean.
-The field is the gradient of one function of the sample's probability for two components only: with more of them, a
-second derivative of a single sample depends on the order of the two.
+The derivatives of all components of a sample are the columns of a matrix field that transports the distribution. A second
+derivative is the derivative of this field along itself, so that its mean over samples is the second derivative of the mean.
+Only for two components is the field the gradient of one function of the sample's probability. For more components, a second
+derivative of a single sample depends on the order of the two differentiations.
 
 References:
     Figurnov, Mohamed, Mnih, Implicit reparameterization gradients, arXiv:1805.08498, equation 6.
@@ -32,7 +32,7 @@ from .series import digamma, gauss_legendre
 
 _CUT = 44.0  # exp(-44) is below the rounding error
 _RULE = gauss_legendre(36)
-_BEND = 6.0  # on either side of where the density bends, a panel of this length
+_BEND = 6.0  # the length of the panels on either side of the bend of the density
 _STEPS = 12
 _BLOCK = 256
 
@@ -48,7 +48,7 @@ def _edges(p: Tensor, q: Tensor, total: Tensor) -> Tensor:
     with torch.no_grad():
         bend = -q.log()
         end = bend + _CUT
-        for _ in range(_STEPS):  # Newton's, of a convex function, from above
+        for _ in range(_STEPS):  # Newton's method for a convex function, from above
             log, falling = _falling(end, p, q, total)
             slope = total * q * (end - log).exp() - p
             end = torch.where(falling < -_CUT, end - (-falling - _CUT) / slope, end)
@@ -87,14 +87,14 @@ def _are_many(x: Tensor, alpha: Tensor, total: Tensor) -> bool:
 
 
 def _by_blocks(x: Tensor, alpha: Tensor, total: Tensor) -> Tensor:
-    """As many numbers at a time as fit into a cache with their nodes."""
+    """Computed for as many numbers at a time as fit into a cache together with their nodes."""
     blocks = zip(*[y.flatten().split(_BLOCK) for y in (x, alpha, total)])
     return torch.cat([_of_a_component(*block) for block in blocks]).view_as(x)
 
 
 @formula(kernels=Kernel("cpu", when=_are_many, python=_by_blocks))
 def dirichlet_grad(x: Tensor, alpha: Tensor, total: Tensor) -> Tensor:
-    """The derivative of a component $x$ of a sample of the Dirichlet distribution in its own $alpha$, over $1 - x$.
+    """The derivative of a component $x$ of a sample of the Dirichlet distribution in its own $alpha$, divided by $1 - x$.
 
     Args:
         x: the component, real.
@@ -105,7 +105,7 @@ def dirichlet_grad(x: Tensor, alpha: Tensor, total: Tensor) -> Tensor:
         The shape of ``x``; 0 at $x = 0$, and where $b$ is 0.
 
     References:
-        Figurnov, Mohamed, Mnih, arXiv:1805.08498, equation 6. ATen dirichlet_grad has approximations of this, and no
+        Figurnov, Mohamed, Mnih, arXiv:1805.08498, equation 6. ATen dirichlet_grad approximates this, and has no
         derivative.
     """
     return _of_a_component(x, alpha, total)

@@ -1,10 +1,10 @@
 """Fake quantization: $y = s (q - z)$, with $q = round(x / s + z)$ clamped to a range of integers.
 
-Its derivative is 0 or does not exist. The straight-through estimate takes its place, by convention. With constant $s$
-and $z$ it is 1 where $q$ is inside its range, else 0, in every mode; all further orders are 0.
+Its derivative is 0 or does not exist. By convention, the straight-through estimate is used instead. With constant $s$
+and $z$, it is 1 where $q$ is inside its range, else 0, in every mode; all further orders are 0.
 
-With a scale $s$ and a zero point $z$ that are learned, the estimate takes what rounding adds, $d = q - (x / s + z)$,
-for a constant. So $y = x + s d$ where $q$ is inside its range, and $y = s (q - z)$ where it is a bound; this function
+If the scale $s$ and the zero point $z$ are learned, the estimate treats the change by rounding, $d = q - (x / s + z)$,
+as a constant. So $y = x + s d$ where $q$ is inside its range, and $y = s (q - z)$ where $q$ is a bound. This function
 is differentiated, in every mode and order. Only the derivatives in $s$ and $z$ are multiplied by ``grad_factor``, in
 forward mode too.
 
@@ -13,8 +13,8 @@ Args:
     scale: $s$, one number, or one for each index of $x$ along the axis.
     zero_point: $z$, the shape of ``scale``; it is rounded, and clamped to the range.
     quant_min, quant_max: the range of $q$.
-    grad_factor: for the derivatives in $s$ and $z$.
-    axis: None for one number.
+    grad_factor: the factor of the derivatives in $s$ and $z$.
+    axis: the axis of $x$, or None if ``scale`` is one number.
 
 References:
     Bengio, Leonard, Courville, Estimating or propagating gradients through stochastic neurons, arXiv:1308.3432. Esser et
@@ -51,7 +51,7 @@ def fake_quantize_cachemask_backward(grad: Tensor, mask: Tensor) -> Tensor:
 def slopes(
     self: Tensor, scale: Tensor, zero_point: Tensor, quant_min: int, quant_max: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The derivatives in $x$, $s$ and $z$: where $q$ is inside; $d$ there, else the bound less $z$; 0 there, else $-s$."""
+    """The derivatives in $x$, $s$ and $z$: True, $d$ and 0 where $q$ is inside its range; else False, bound $- z$ and $-s$."""
     x, s = self.detach(), scale.detach()
     z = zero_point.detach().round().clamp(quant_min, quant_max)
     q = (x * (1 / s) + z).round()

@@ -1,8 +1,8 @@
-"""Operators on lists of tensors, one after the other, with the derivative of each.
+"""Operators on lists of tensors. The derivative for each tensor is that of the operator on one tensor.
 
 Note:
-    Where not differentiable: as the operator on one tensor. maximum and minimum with a number have $1/2$ where both are
-    equal.
+    Where not differentiable: as for the operator on one tensor. For maximum and minimum with a number, the derivative is
+    $1/2$ where both are equal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from .powers import pow_backward, pow_backward_exponent, pow_backward_self
 
 
 def _each(gradient: Callable[..., Tensor], grads: Sequence[Tensor | None], xs: Sequence[Tensor], *others: Any) -> Any:
-    """``gradient(grad, x, *others)`` of each $x$, in its shape and dtype; other lists go along, numbers are for all."""
+    """``gradient(grad, x, *others)`` for each $x$, in its shape and dtype.
+
+    Lists in ``others`` have one entry for each $x$; numbers apply to all.
+    """
     lists = [o if isinstance(o, (list, tuple)) else [o] * len(xs) for o in others]
     return [
         None if g is None or not _differentiable(x) else _like(x, gradient(g, x, *o))

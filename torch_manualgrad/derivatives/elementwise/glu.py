@@ -3,7 +3,7 @@
 With $g$ the cotangent of $a s(b)$, those of $a$ and $b$ are $g s(b)$ and $g a s(b) s(-b)$.
 
 Args:
-    dim: along which they are the halves.
+    dim: the dim along which $a$ and $b$ are the halves.
     input: $a$ and $b$, real.
 """
 
@@ -82,7 +82,7 @@ rule(
     vjp={"self": bind(aten.glu_backward.default, grad_output="grad")},
     jvp={"result": glu_jvp},
     improves="missing",
-    defer_to_stock=always,  # what is missing is a derivative of the tangent
+    defer_to_stock=always,  # only the derivative of the tangent is missing
     source="ATen glu_backward, glu_jvp; the derivatives of the latter are new",
 )
 rule(

@@ -5,18 +5,18 @@ With the density $p = x^(a-1) exp(-x) / Gamma(a)$, $dP/dx = p$, and from the int
     $dP/da = -+ x p$ integral of $(log x +- s - psi(a)) exp(-E(s)) ds$, $s$ from 0 to infinity,
     $E = x (exp(+-s) - 1) -+ a s$:
 
-over what is above $x$ where $x > a - 1/2$, and over what is below it elsewhere. The integrand then keeps its sign, so
-that nothing cancels in either tail. It is as flat as a normal density or as an exponential one, and Gauss and
-Legendre's rule takes it up to where $E$ is `_CUT`. For $x < 1$ the derivative $dP/da$ is the sum of the derivatives of
-the power series. All of it is made of elementary functions, and is differentiated again itself. In double precision the
-relative error of the first and the second derivative in $a$ is below $1e-12$ for $1e-3 < a < 1e4$ and $1e-5 < x < 1e4$,
-but next to a zero of the second; far in the tails that of rounding $a$ and $x$ once is on top.
+over the values above $x$ where $x > a - 1/2$, and over those below $x$ elsewhere. The integrand then keeps its sign, so
+that nothing cancels in either tail. It is as smooth as a normal or an exponential density, and Gauss-Legendre quadrature
+integrates it up to where $E$ is `_CUT`. For $x < 1$, $dP/da$ is the derivative of the power series, term by term. All of this
+is made of elementary functions, and can be differentiated again. In double precision, the relative error of the first and the
+second derivative in $a$ is below $1e-12$ for $1e-3 < a < 1e4$ and $1e-5 < x < 1e4$, except next to a zero of the second
+derivative. Far in the tails, the error of rounding $a$ and $x$ once is added.
 
-A sample $x$ of the gamma distribution has $dx/da = -(dP/da) / p$, the derivative of the quantile, from which $p$ drops
-out: it is right where both underflow.
+A sample $x$ of the gamma distribution has $dx/da = -(dP/da) / p$, the derivative of the quantile, in which $p$ cancels. So it
+is right where both underflow.
 
 Where not differentiable: at $a = 0$ and $x = 0$, the ends of the domain. At $x = 0 < a$, and at infinity, the
-derivative in $a$ is 0; at $a = 0 < x$ it is that from the right, $-E_1(x)$. Where the function is nan, so is its
+derivative in $a$ is 0; at $a = 0 < x$ it is the derivative from the right, $-E_1(x)$. Where the function is nan, so is its
 derivative.
 
 References:
@@ -39,7 +39,7 @@ _CUT = 44.0  # exp(-44) is below the rounding error
 _RULE = gauss_legendre(36)
 _BLOCK = 1024
 _TERMS = 20  # of the power series, where x < 1
-_FLAT = 0.1  # where |s| is below this, as it is for large x, exp(s) - 1 - s is its series
+_FLAT = 0.1  # below this |s|, as for large x, exp(s) - 1 - s is computed as a series
 _EXP = [1 / factorial(k) for k in range(2, 10)]
 
 
@@ -70,7 +70,7 @@ def _prefactor(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _by_quadrature(a: Tensor, x: Tensor, logs: Tensor) -> Tensor:
-    """`_slope` for $x >= 1$. What is cut off is below the rounding error, so that the bound is a constant."""
+    """`_slope` for $x >= 1$. The part beyond the bound is below the rounding error, so the bound may be a constant."""
     with torch.no_grad():
         above = x > a - 0.5
         linear = torch.where(above, x - a, a - x - _CUT / 2)  # E is above a parabola of this slope
@@ -105,7 +105,7 @@ def _slope(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _inside(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where `_slope` takes $a$ and $x$, and these, broadcast and in single precision or more; 1 where it does not."""
+    """Where `_slope` takes $a$ and $x$; and both, broadcast, in single precision or more, with 1 elsewhere."""
     a, x = torch.broadcast_tensors(a, x)
     dtype = torch.promote_types(torch.promote_types(a.dtype, x.dtype), torch.float32)
     inside = (a >= 0) & (x > 0) & a.isfinite() & x.isfinite()
@@ -132,7 +132,7 @@ def _are_many(a: Tensor, x: Tensor) -> bool:
 
 
 def _by_blocks(a: Tensor, x: Tensor) -> Tensor:
-    """As many numbers at a time as fit into a cache with their nodes."""
+    """Computed for as many numbers at a time as fit into a cache together with their nodes."""
     return torch.cat([_in_a(*both) for both in zip(a.flatten().split(_BLOCK), x.flatten().split(_BLOCK))]).view_as(x)
 
 
@@ -178,8 +178,8 @@ def standard_gamma_grad(a: Tensor, x: Tensor) -> Tensor:
         The shape of ``x``; 0 at $x = 0$.
 
     References:
-        Figurnov, Mohamed, Mnih, arXiv:1805.08498, equation 6. ATen standard_gamma_grad has approximations of this, and
-        no derivative.
+        Figurnov, Mohamed, Mnih, arXiv:1805.08498, equation 6. ATen standard_gamma_grad approximates this, and has no
+        derivative.
     """
     return _of_a_sample(a, x)
 

@@ -1,4 +1,4 @@
-"""$x log y$ and its like, sums of exponentials, log-odds.
+"""$x log y$ and similar functions, sums of exponentials, log-odds.
 
 Note:
     Where not differentiable: for $x log y$ at $x = 0$ and $y = 0$, where the derivative is 0 in both, in every order,
@@ -29,14 +29,14 @@ def infinitely_differentiable_logit_backward(grad: Tensor, self: Tensor, eps: fl
         eps: None, or $x$ was clamped to $[eps, 1 - eps]$.
 
     Returns:
-        The shape of ``grad``; outside of $[eps, 1 - eps]$ zero, outside of $[0, 1]$ without ``eps`` nan.
+        The shape of ``grad``; zero outside of $[eps, 1 - eps]$, or without ``eps``, nan outside of $[0, 1]$.
 
     Note:
         Where not differentiable: at the ends of the interval, which count as inside.
     """
     low = 0.0 if eps is None else eps
     inside = (self >= low) & (self <= 1 - low)
-    # two quotients: the square of x (1 - x), which the second derivative would have, underflows
+    # two quotients: with one, the second derivative would have the square of x (1 - x), which underflows
     x = torch.where(inside, self, 0.5) + 0.0  # -0.0 counts as 0.0
     found = grad / x + grad / (1 - x)
     if eps is None:
@@ -46,12 +46,12 @@ def infinitely_differentiable_logit_backward(grad: Tensor, self: Tensor, eps: fl
 
 
 def _times_log(grad: Tensor, self: Tensor, other: Tensor | Number) -> Tensor:
-    """$grad log(other)$, that is 0 where grad is, and where $self = 0$ and other $<= 0$."""
+    """$grad log(other)$, but 0 where grad is 0, and where $self = 0$ and other $<= 0$."""
     return torch.special.xlogy(grad, torch.where((self == 0) & (other <= 0), 1, other))
 
 
 def _times_log1p(grad: Tensor, self: Tensor, other: Tensor | Number) -> Tensor:
-    """$grad log(1 + other)$, that is 0 where grad is, and where $self = 0$ and other $<= -1$."""
+    """$grad log(1 + other)$, but 0 where grad is 0, and where $self = 0$ and other $<= -1$."""
     return torch.special.xlog1py(grad, torch.where((self == 0) & (other <= -1), 0, other))
 
 

@@ -1,4 +1,4 @@
-"""Orthogonal polynomials, through which PyTorch returns no gradient: its results have no history, and no error says so.
+"""Orthogonal polynomials. PyTorch returns no gradient through them: results have no history, and no error is raised.
 
 Each family has a recurrence in the degree,
 
@@ -6,8 +6,7 @@ Each family has a recurrence in the degree,
 
 and so have its derivatives of order $m$: $D^m P_(k+1) = (A_k x + B_k) D^m P_k + m A_k D^(m-1) P_k - C_k D^m P_(k-1)$.
 They are finite and accurate at the ends of the interval too, where the closed forms divide by zero. The shifted
-families are the others at $2 x - 1$. PyTorch rounds the degree towards zero, so that the derivative with respect to it
-is zero.
+families are the others at $2 x - 1$. PyTorch rounds the degree towards zero, so the derivative with respect to it is zero.
 
 Args:
     x: real.
@@ -142,7 +141,7 @@ def _slope(family: str) -> Callable[[Tensor, Any], Tensor]:
 
     def slope(x: Tensor, n: Any) -> Tensor:
         degree = n if isinstance(n, Tensor) else x.new_full((), n)
-        x = x.to(torch.result_type(x, degree))  # that of the polynomial
+        x = x.to(torch.result_type(x, degree))  # the dtype of the polynomial
         if family.startswith("shifted_"):
             return 2 * orthogonal_polynomial(2 * x - 1, degree, family.removeprefix("shifted_"), 1)
         return orthogonal_polynomial(x, degree, family, 1)

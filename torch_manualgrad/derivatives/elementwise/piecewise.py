@@ -1,8 +1,8 @@
-"""Piecewise activations: relu and its kin, elu, hard and shrinking ones, and their backward operators.
+"""Piecewise activations: relu and its variants, elu, hard and shrinking activations, and their backward operators.
 
-At nan, PyTorch's backward kernels of elu, celu, hardswish, hardtanh, hardshrink and softshrink do not agree with
-themselves: elements that they process in vectors get one derivative, the last few another. These rules have that of the
-vectors everywhere: nan for elu, celu and hardswish, else 0.
+At nan, PyTorch's backward kernels of elu, celu, hardswish, hardtanh, hardshrink and softshrink are inconsistent: elements that
+they process in vectors get one derivative, and the last few another. These rules have the derivative of the vectors
+everywhere: nan for elu, celu and hardswish, else 0.
 
 Note:
     Where not differentiable: where two pieces meet. The derivative there is PyTorch's: that of the left piece for relu,
@@ -29,7 +29,7 @@ def _elu(self: Tensor, alpha: Number, scale: Number, input_scale: Number) -> Ten
 
 
 def _elu_slope(self_or_result: Tensor, alpha: Number, scale: Number, input_scale: Number, is_result: bool) -> Tensor:
-    """The same as a function of $x$, or of the result."""
+    """The slope of elu as a function of $x$, or of the result."""
     if not is_result:
         return _elu(self_or_result, alpha, scale, input_scale)
     return torch.where(self_or_result > 0, scale, (self_or_result + alpha * scale) * input_scale)
@@ -50,9 +50,9 @@ def elu_double_backward(
     Args:
         grad: cotangent of the gradient.
         grad_output: $g_1$, cotangent of the result of the first order.
-        alpha: of $scale alpha (exp(input_scale x) - 1)$ where $x <= 0$.
-        scale: in the same; the slope where $x > 0$.
-        input_scale: in the same.
+        alpha: the factor in $scale alpha (exp(input_scale x) - 1)$, the function where $x <= 0$.
+        scale: the factor in the same expression; the slope where $x > 0$.
+        input_scale: the factor in the same expression.
         is_result: whether the slope was given as a function of $y$.
         self_or_result: $x$ or $y$, real.
 
@@ -167,7 +167,7 @@ elementwise(
     lambda grad, self: _between(grad / 6, self, -3, 3),
     domain=(-4, 4),
     real_only=True,
-    improves=("values", "missing"),  # 1/6 is rounded to float32 in PyTorch's
+    improves=("values", "missing"),  # PyTorch's kernel rounds 1/6 to float32
     source="ATen hardsigmoid_backward; its derivatives are new",
     finite=True,
 )

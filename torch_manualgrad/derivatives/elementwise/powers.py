@@ -7,9 +7,9 @@ Args:
 
 Note:
     Where not differentiable: at zero for the logarithms, the roots and the reciprocal, where the derivative is
-    infinite, and times a cotangent of zero it is nan, as PyTorch's is. For powers, the derivative is 0 in the base at
+    infinite, or nan for a cotangent of zero, as in PyTorch. For powers, the derivative is 0 in the base at
     $x^0$ and in the exponent at $0^y$ with $Re y > 0$ or $y = 0$. The power is constant there, so all orders are 0.
-    PyTorch's first order is the same for real $y$, its second is nan.
+    PyTorch's first order is the same for real $y$; its second order is nan.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _is_power_of_zero(exponent: Tensor) -> Tensor:
 
 
 def _in(dtype: torch.dtype, x: Tensor) -> Tensor:
-    """An integer in that dtype: its logarithm has single precision, and one without sign is never negative."""
+    """An integer in this dtype: the logarithm of integers has single precision, and unsigned ones are never negative."""
     return x if x.is_floating_point() or x.is_complex() else x.to(dtype)
 
 

@@ -1,4 +1,4 @@
-"""What rounds, and what has to do with signs: functions that are constant or linear in pieces.
+"""Rounding and sign functions, which are piecewise constant or linear.
 
 Note:
     Where not differentiable: at jumps, and at 0 for abs, sgn, angle and copysign, where the derivative is 0.
@@ -37,7 +37,7 @@ def sgn_backward(x: Tensor, gx: Tensor, sgn: Tensor) -> Tensor:
 
 
 def _across(x: Tensor, gx: Tensor, sgn: Tensor, times: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """$i s Im(g conj(s)) / |x|$, by a product of what is linear in $g$ with something else."""
+    """$i s Im(g conj(s)) / |x|$; ``times`` multiplies a factor that is linear in $g$ by another one."""
     length = x.abs()
     across = times(times(gx, sgn.conj()).imag, 1 / torch.where(length == 0, inf, length))
     return torch.complex(times(-across, sgn.imag), times(across, sgn.real))
@@ -175,7 +175,7 @@ elementwise(
     real_only=True,
 )
 elementwise("aten::nan_to_num", lambda self: self.isfinite(), real_only=True, arguments=[{}, {"nan": 1.0}], finite=True)
-# x and its neighbours differ by rounding alone: the slope is 1 where the arguments are equal, too. PyTorch has 0 there.
+# x and its neighbours differ only by rounding: the slope is 1 also where the arguments are equal. PyTorch has 0 there.
 elementwise(
     "aten::nextafter",
     {"self": 1, "other": None},

@@ -1,7 +1,7 @@
-"""Functions that other formulas are made of, accurate in every order where they saturate.
+"""Building blocks of other formulas that are accurate in every order where they saturate.
 
-The sigmoid $s$ has $s' = s (1 - s)$, which is all rounding where $s$ is close to 1, as $1 - tanh^2$ is. These are
-written so that what autograd makes of them, in any order, has no such difference.
+The sigmoid $s$ has $s' = s (1 - s)$, which is only rounding error where $s$ is close to 1. The same holds for $1 - tanh^2$. The
+functions here are written so that their derivatives by autograd, in any order, contain no such difference.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def normal_density(x: Tensor) -> Tensor:
 def normal_exponential(x: Tensor) -> Tensor:
     """$exp(-x^2 / 2)$, of real $x$.
 
-    The exponent is computed in two parts, as its rounding would be an error of $x^2$ units. With $h$ close to $x$, and
-    constant, $x^2 = h^2 + (x - h) (x + h)$, and $h^2$ is exact.
+    The exponent is computed in two parts, because its rounding would be an error of $x^2$ units. With a constant $h$ close
+    to $x$, $x^2 = h^2 + (x - h) (x + h)$, and $h^2$ is exact.
     """
     info = torch.finfo(x.dtype)
     x = _within(x, sqrt(-4 * log(info.smallest_normal)))
@@ -62,5 +62,5 @@ def normal_exponential(x: Tensor) -> Tensor:
 
 
 def _within(x: Tensor, limit: float) -> Tensor:
-    """$x$, and a constant beyond the limit: the functions here are 0 there, and what they are made of would overflow."""
+    """$x$, but a constant beyond the limit, where the functions here are 0 and their parts would overflow."""
     return torch.where(x.abs() > limit, limit, x)

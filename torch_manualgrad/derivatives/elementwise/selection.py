@@ -1,4 +1,4 @@
-"""One of two tensors, or a constant, by a mask."""
+"""Selection of one of two tensors, or of a constant, by a mask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Polynomials of a tensor, Stirling's series and a quadrature, of which functions without a kernel of their own are made."""
+"""Polynomials of a tensor, Stirling's series and a quadrature, for functions without their own kernel."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def digamma(a: Tensor) -> Tensor:
 
 
 def gauss_legendre(n: int) -> tuple[list[float], list[float]]:
-    """The nodes and weights of Gauss and Legendre's rule of $n$ nodes on (0, 1), by Newton's method.
+    """The nodes and weights of Gauss-Legendre quadrature with $n$ nodes on (0, 1), by Newton's method.
 
     Args:
-        n: how many.
+        n: the number of nodes.
 
     Returns:
         The nodes and the weights.

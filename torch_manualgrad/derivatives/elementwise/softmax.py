@@ -3,12 +3,12 @@
     softmax      vjp: $y (g - <g, y>)$,        its jvp is the same function of the tangent;
     log_softmax  vjp: $g - y <g, 1>$,          jvp: $t - <t, y>$.
 
-Where an input is $-inf$, $y$ and its derivatives are 0. A line of nothing but $-inf$ has $y = 0$ and no gradient in
-_safe_softmax, and $y = nan$ in the others.
+Where an input is $-inf$, $y$ and its derivatives are 0. Where all inputs along ``dim`` are $-inf$, _safe_softmax has $y = 0$
+and no gradient, and the other operators have $y = nan$.
 
 Args:
     output: $y$, real.
-    dim: along which $y$ sums to 1.
+    dim: the dim along which $y$ sums to 1.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ def _softmax_jvp(self_t: Tensor, result: Tensor, dim: int) -> Tensor:
 
 
 def _relative(self_t: Tensor, output: Tensor, dim: int) -> Tensor:
-    """The tangent less that of the largest input, which tells the same, as $<1, y> = 1$.
+    """The tangent minus that of the largest input. The result is the same, because $<1, y> = 1$.
 
-    Where one element of $y$ is close to 1, $t - <t, y>$ would be all rounding for it, and is a sum over the others so.
+    Where one element of $y$ is close to 1, its $t - <t, y>$ would be only rounding error. This way, it is a sum over the
+    other elements.
     """
     if output.numel() == 0:
         return self_t
@@ -79,7 +80,7 @@ def log_softmax_jvp(self_t: Tensor, output: Tensor, dim: int) -> Tensor:
     Args:
         self_t: $t$, tangent of the input.
         output: $l$, real.
-        dim: along which $exp(l)$ sums to 1.
+        dim: the dim along which $exp(l)$ sums to 1.
 
     Returns:
         The shape of ``output``.
@@ -91,7 +92,7 @@ def log_softmax_jvp(self_t: Tensor, output: Tensor, dim: int) -> Tensor:
 
 
 def _log_softmax_jvp(self_t: Tensor, y: Tensor, dim: int) -> Tensor:
-    """The same by $y = softmax(x)$: $exp(l)$ has the rounding of $l$, which is an error of $|l|$ units."""
+    """`log_softmax_jvp` from $y = softmax(x)$: $exp(l)$ has the rounding of $l$, which is an error of $|l|$ units."""
     return self_t - (self_t * y).sum(dim, keepdim=True)
 
 
@@ -109,7 +110,7 @@ rule(
     jvp={"result": _softmax_jvp},
     source="ATen _softmax_backward_data",
     improves="values",
-    defer_to_stock=always,  # its reverse mode is right in every order
+    defer_to_stock=always,  # PyTorch's reverse mode is right in every order
 )
 rule(
     "aten::_log_softmax",

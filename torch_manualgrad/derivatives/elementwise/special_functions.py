@@ -1,8 +1,8 @@
-"""The error function, the gamma function, and their kin.
+"""The error function, the gamma function, and related functions.
 
 Note:
     Where not differentiable: at the ends of the domains of erfinv and ndtri and at the poles of the gamma functions, where
-    the derivative is infinite or nan, as PyTorch's is.
+    the derivative is infinite or nan, as in PyTorch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def mvlgamma_backward(grad: Tensor, self: Tensor, p: int) -> Tensor:
     return grad * torch.digamma(self.unsqueeze(-1) + shifts).sum(-1)
 
 
-# (-1)^k (2k - 1)!!, the asymptotic series of sqrt(pi) x erfcx(x) in 1 / (2 x^2); what is left out at x = 12 is below 1e-17
+# (-1)^k (2k - 1)!!, the asymptotic series of sqrt(pi) x erfcx(x) in 1 / (2 x^2); the omitted terms at x = 12 are below 1e-17
 _ERFCX = list(itertools.accumulate(range(1, 28, 2), lambda c, k: -c * k, initial=1.0))
 _ERFCX_FAR = 12
 
@@ -47,7 +47,7 @@ def _erfcx(self: Tensor, result: Tensor) -> Tensor:
     inverse = 1 / torch.where(far, self, inf)
     slope = [-(2 * k + 1) * c for k, c in enumerate(_ERFCX)]
     at_infinity = inverse * inverse / sqrt(pi) * polynomial(slope, inverse * inverse / 2)
-    # strong: a tangent of a tangent is zero, and the result infinite left of -26
+    # strong: a tangent of a tangent is zero, and the result is infinite left of -26
     product = strong_times(torch.where(far, 0, self), torch.where(far, 0, result))
     near = product + product - 2 / sqrt(pi)
     return torch.where(far, at_infinity, near)
@@ -56,8 +56,8 @@ def _erfcx(self: Tensor, result: Tensor) -> Tensor:
 def _log_ndtr(self: Tensor, result: Tensor) -> Ratio:
     """$phi(x) / Phi(x)$ with the normal density $phi$ and the result $log Phi(x)$; on the left by erfcx or its series.
 
-    Near 0, and where the density is denormal, as PyTorch's, by one exponential; left of $-1$ PyTorch's result loses
-    digits, and far right erfcx would overflow.
+    Near 0, and where the density is denormal, it is computed by one exponential, as in PyTorch. Left of $-1$, PyTorch's
+    result loses digits; far to the right, erfcx would overflow.
     """
     far, left = self < -_ERFCX_FAR * sqrt(2), self < -2
     denormal = sqrt(-2 * log(torch.finfo(self.dtype).smallest_normal))

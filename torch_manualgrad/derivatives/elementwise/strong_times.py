@@ -1,10 +1,10 @@
-"""The product in which zero is strong: 0 times anything, infinite or nan, is 0.
+"""The product with a strong zero: 0 times anything, even infinity or nan, is 0.
 
-A cotangent is exactly 0 where a branch was not taken, or an element was masked. Times the derivative there, which may
-be infinite or nan, it must stay 0. So must a tangent that came through such a branch, times the 0 of a mask. A
+A cotangent is exactly 0 where a branch was not taken, or an element was masked. Its product with the derivative there, which
+may be infinite or nan, must be 0. So must the product of a tangent that came through such a branch and the 0 of a mask. A
 `torch.where` around the product gives the right value and the wrong derivative: a second order differentiates the
 product with respect to the cotangent, at a cotangent of 0 too, and the derivative there is the other factor. So the
-product is an operator of its own, and its derivatives consist of such products.
+product is a separate operator, and its derivatives consist of such products.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _strong_times(factor: Tensor, other: Tensor) -> Tensor:
         shape; contiguous if neither has it.
 
     Note:
-        Derivatives, of any order: as those of the product, made of such products.
+        The derivatives, of any order, are those of the product, and consist of such products.
     """
     product = torch.where((factor == 0) | (other == 0), 0, factor * other)
     for x in (factor, other):
@@ -57,7 +57,7 @@ def _fake(factor: Tensor, other: Tensor) -> Tensor:
 
 @strong_times.impl_vmap
 def _vmap(info: Any, in_dims: Any, factor: Tensor, other: Tensor) -> tuple[Tensor, int]:
-    """The product again, as the derivative of what it is made of is another one."""
+    """The product again, because the operators that it is made of have another derivative."""
     dims = max(x.dim() - (d is not None) for x, d in zip((factor, other), in_dims))
     batched = []
     for x, d in zip((factor, other), in_dims):
@@ -70,7 +70,7 @@ def _vmap(info: Any, in_dims: Any, factor: Tensor, other: Tensor) -> tuple[Tenso
 
 @strong_times.impl_save_for_backward
 def _save(inputs: Any, output: Any) -> Any:
-    # as PyTorch, only what a gradient reads: the program may write to the rest
+    # as in PyTorch, save only what a gradient reads: the program may write to the rest
     factor, other = inputs
     if factor.requires_grad and other.requires_grad:
         return factor, other, None

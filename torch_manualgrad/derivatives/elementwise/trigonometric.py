@@ -2,8 +2,8 @@
 
 Note:
     Where not differentiable: at the ends of the domains of acos, asin, acosh and atanh, where the derivative is infinite;
-    at the poles of tan; for atan2 at the origin, where it is zero by convention. PyTorch's are the same, except for atan2
-    at the origin, where its tangent and its second order are nan.
+    at the poles of tan; for atan2 at the origin, where it is zero by convention. PyTorch does the same, except that its
+    tangent and its second order of atan2 are nan at the origin.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def atan2_backward(grad: Tensor, self: Tensor, other: Tensor, output_mask: Seque
         output_mask: which of the two are wanted.
 
     Returns:
-        The shape of ``grad`` each, not yet summed to those of $y$ and $x$; zeros where it is not wanted.
+        Two tensors of the shape of ``grad``, not yet summed to the shapes of $y$ and $x$; zeros if they are not wanted.
 
     Note:
         Where not differentiable: at the origin, where every order is 0.
@@ -46,7 +46,7 @@ def _angle_slope(part: Tensor, self: Tensor, other: Tensor) -> Tensor:
 
 
 def _acosh(self: Tensor) -> Tensor:
-    """$(self^2 - 1)^(-1/2)$, on the branch on which acosh is: the principal root of the product is another."""
+    """$(self^2 - 1)^(-1/2)$ on the branch of acosh, which is not the principal root of the product."""
     if self.is_complex():
         return (self + 1).rsqrt() * (self - 1).rsqrt()
     return (self * self - 1).rsqrt()

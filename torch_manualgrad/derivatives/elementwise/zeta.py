@@ -1,8 +1,8 @@
 """The Hurwitz zeta function $zeta(s, x)$, the sum of $(x + n)^-s$ over $n = 0, 1, ...$, for $s > 1$ and $x > 0$.
 
-Its derivative in $x$ is $-s zeta(s + 1, x)$. That in $s$ is the derivative, term by term, of the Euler-Maclaurin
-formula: it is made of logarithms and powers, and so differentiated again itself. Its relative error is below $1e-13$ in
-double precision for $1 < s <= 60$.
+Its derivative in $x$ is $-s zeta(s + 1, x)$. Its derivative in $s$ is that of the Euler-Maclaurin formula, term by term. This
+consists of logarithms and powers, so it can be differentiated again. Its relative error is below $1e-13$ in double precision
+for $1 < s <= 60$.
 
 Note:
     Where not differentiable: at $s = 1$, the pole, and at $x = 0, -1, ...$; the result is nan for $s < 1$ and for
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from torch_manualgrad.core.rule import elementwise, formula
 
-_TERMS = 12  # summed as they are
+_TERMS = 12  # terms that are summed directly
 _CORRECTIONS = 12
 
 

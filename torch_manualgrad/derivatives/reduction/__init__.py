@@ -1,4 +1,4 @@
-"""Every family of reductions: importing one enters its formulas and rules in the registries."""
+"""Formulas and rules of reductions. Importing a module registers them."""
 
 from . import (
     cumulative,

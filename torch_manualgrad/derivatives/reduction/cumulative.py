@@ -10,12 +10,12 @@ and for $l = log cumsum exp(x)$
     jvp: $y_m = a_m y_(m-1) + w_m t_m$,           vjp: $G_k = conj(w_k) S_k$,      $S_k = g_k + conj(a_(k+1)) S_(k+1)$,
     $a_m = exp(l_(m-1) - l_m)$,  $w_m = exp(x_m - l_m)$.
 
-Nothing is divided by $x$, so that zeros are no special case, and the exponentials of real numbers are at most 1. The
+Nothing is divided by $x$, so zeros are not a special case, and the exponentials of real numbers are at most 1. The
 recurrence is solved by pairs, in $O(n)$ operations and $O(log n)$ steps: Blelloch, Prefix sums and their applications,
 CMU-CS-90-190, section 1.4.
 
 Args:
-    dim: along which the products or sums run.
+    dim: the dim along which the products or sums run.
     self_t: $t$, tangent of $x$.
     self_p: $x$, real or complex.
     result: $P$ or $l$, with its dependence on $x$ for higher orders.
@@ -42,7 +42,7 @@ def recurrence(a: Tensor, b: Tensor) -> Tensor:
         return b
     half, later = n // 2, (n - 1) // 2
     a_even, a_odd, b_even, b_odd = a[..., ::2], a[..., 1::2], b[..., ::2], b[..., 1::2]
-    # narrow and reshape, as the older of PyTorch's two vmaps has neither a slice of everything nor flatten
+    # narrow and reshape, because the older of PyTorch's two vmaps supports neither a slice of a whole dim nor flatten
     odd = recurrence(a_odd * a_even.narrow(-1, 0, half), a_odd * b_even.narrow(-1, 0, half) + b_odd)
     after_first = a_even.narrow(-1, 1, later) * odd.narrow(-1, 0, later) + b_even.narrow(-1, 1, later)
     even = torch.cat([b_even.narrow(-1, 0, 1), after_first], -1)
@@ -86,7 +86,7 @@ def _are_normal(P: Tensor, g: Tensor) -> bool:
 
 
 def _by_division(grad: Tensor, input: Tensor, dim: int, output: Tensor) -> Tensor | None:
-    """The sum of $conj(P_m) g_m$ over $m >= k$, over $conj(x_k)$, where nothing under- or overflows."""
+    """The sum of $conj(P_m) g_m$ over $m >= k$, divided by $conj(x_k)$; None if anything may under- or overflow."""
     P, g = (_last(widened(y, grad), dim) for y in (output, grad))
     if not _are_normal(P, g):
         return None
@@ -128,9 +128,7 @@ def cumprod_jvp(self_t: Tensor, self_p: Tensor, result: Tensor, dim: int) -> Ten
 
 
 def _ratios(x: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:  # noqa: E741
-    """$(a, w)$ of log cumsum exp, along the last dim; $w = 0$ where $l$ is $-inf$: by convention $x$ has no effect
-    there.
-    """
+    """$(a, w)$ of log cumsum exp along the last dim; $w = 0$ where $l$ is $-inf$: by convention, $x$ has no effect there."""
     before = _before(l, one=False)
     level = l.real if l.is_complex() else l
     level_before = before.real if l.is_complex() else before
@@ -141,9 +139,9 @@ def _ratios(x: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:  # noqa: E741
 
 
 def _shares(x: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:  # noqa: E741
-    """The same for real $x$, where $l$ is finite, by $u = x_m - l_(m-1)$: $a = s(-u)$, $w = s(u)$, $s$ the sigmoid.
+    """`_ratios` for real $x$ where $l$ is finite, by $u = x_m - l_(m-1)$: $a = s(-u)$, $w = s(u)$, $s$ the sigmoid.
 
-    Where $w$ is close to 1, the tangent of a difference of $l$ is all rounding.
+    Where $w$ is close to 1, the tangent of a difference of $l$ would be only rounding error.
     """
     a, w = _ratios(x, l)
     before = _before(l, one=False)

@@ -1,4 +1,4 @@
-"""What reductions share: dims that a reduction has removed, and the dtype and the memory layout of a gradient."""
+"""Helpers for reductions: dims that a reduction has removed, and the dtype and the memory layout of a gradient."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cast(gradient: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def laid_out_as(gradient: Tensor, input: Tensor) -> Tensor:
-    """A gradient whose dims have the order in memory that those of the input have: channels last stays channels last."""
+    """A gradient whose dims have the same order in memory as those of the input: channels last stays channels last."""
     if input.dim() < 2 or input.is_contiguous() or 0 in input.stride():
         return gradient.contiguous()
     order = sorted(range(input.dim()), key=lambda d: (input.stride(d), input.shape[d]), reverse=True)

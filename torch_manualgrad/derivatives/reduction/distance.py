@@ -5,28 +5,28 @@ $D_ij = ||a_i - b_j||_p$, so with $w$ the gradient field of the norm (see norm.p
     vjp: $a_i$ gets $sum_j G_ij w(a_i - b_j)$, and $b_j$ the same with the roles exchanged, as $w$ is odd;
     jvp: $dD_ij = sum_k w(a_i - b_j)_k (da_i - db_j)_k$.
 
-Written out these take memory for every difference ($P R M$ entries). The bodies below do so, exactly and
-differentiably. The code that runs when nothing differentiates them does not: the kernels, and where there is none, the
-same expressions a block at a time.
+Written out, these take memory for all differences ($P R M$ entries). The bodies below do that, exactly and differentiably.
+If nothing differentiates them, other code runs: kernels or, where there is none, the same expressions for one block at a
+time.
 
 PyTorch does not differentiate the backward operators. With $H$ the Hessian of the norm at a difference
-$d_ij = a_i - b_j$, cdist's backward is $B_i = sum_j g_ij w(d_ij)$, and for a vector $v_i$ as its cotangent
+$d_ij = a_i - b_j$, cdist's backward is $B_i = sum_j g_ij w(d_ij)$, and for a cotangent $v_i$
 
     $g_ij$ gets $<v_i, w(d_ij)>$,      $a_i$ gets $sum_j g_ij H(d_ij) v_i$,      $b_j$ gets $-sum_i g_ij H(d_ij) v_i$.
 
-The distances among the operator's arguments are those of the others, and get no gradient themselves.
+The distances among the operator's arguments are functions of the other arguments, and get no gradient themselves.
 
 Args:
     grad: cotangent of the distances, ``(*, P, R)``.
     x1: ``(*, P, M)``, real.
     x2: ``(*, R, M)``, real; the batch dims broadcast.
     p: the order, $0 <= p <= inf$.
-    cdist: the distances that the forward returned, ``(*, P, R)``. A kernel may start from their value, but nothing
-        flows through this argument.
+    cdist: the distances that the forward returned, ``(*, P, R)``. A kernel may start from their value, but no
+        gradient flows through this argument.
     x1_p: ``(*, P, M)``, real.
-    x1_t: its tangent; None is zero.
-    x2_t: its tangent; None is zero.
-    self: $x$, ``(N, M)``, real or complex; of complex ones there is no pair.
+    x1_t: its tangent; None for zero.
+    x2_t: its tangent; None for zero.
+    self: $x$, ``(N, M)``, real or complex; complex only if there is no pair.
     pdist: the distances that the forward returned, as for `cdist_backward`.
     res: the distances, ``(*, P, R)``, with their dependence on $x1$ and $x2$ for higher orders.
 
@@ -47,7 +47,7 @@ from torch_manualgrad.core.rule import formula, operator, rule
 
 from .norm import cast_sum_to, inner, norm_direction, widened
 
-# How many differences are held at once: what fits a CPU's cache.
+# The number of differences in memory at once: as many as fit a CPU's cache.
 _BLOCK = 1 << 17
 
 
@@ -78,7 +78,7 @@ def cdist_backward(grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor
     For that of $x2$, exchange the two and transpose grad.
 
     Returns:
-        The shape and dtype of ``x1``. Memory: a bounded block; that of all differences where it is differentiated.
+        The shape and dtype of ``x1``. Memory: a bounded block, or all differences if it is differentiated.
 
     References:
         ATen _cdist_backward, which has no derivative.
@@ -145,13 +145,13 @@ def _cdist_vjp(
     )
 
 
-# pdist is cdist(x, x) above the diagonal. PyTorch's takes complex numbers where there is no pair.
+# pdist is cdist(x, x) above the diagonal. PyTorch's pdist takes complex numbers if there is no pair.
 
 
 def _pairs(x: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
     """The rows $i < j$ of all pairs, and $x_i - x_j$."""
     i, j = torch.triu_indices(n, n, 1, device=x.device)
-    return i, j, x.index_select(0, i) - x.index_select(0, j)  # x[i] adds up its gradient in the order of threads
+    return i, j, x.index_select(0, i) - x.index_select(0, j)  # x[i] would add up its gradient in the order of threads
 
 
 def _refuse_complex_pairs(name: str, x: Tensor) -> None:
@@ -195,7 +195,7 @@ def pdist_jvp(self_p: Tensor, self_t: Tensor, p: float) -> Tensor:
     """Tangent of the pairwise distances: those of cdist_jvp(x, t, x, t) above the diagonal.
 
     Args:
-        self_p: $x$, ``(N, M)``, real or complex; of complex ones there is no pair.
+        self_p: $x$, ``(N, M)``, real or complex; complex only if there is no pair.
         self_t: its tangent.
 
     Returns:
@@ -215,7 +215,7 @@ def pdist_jvp(self_p: Tensor, self_t: Tensor, p: float) -> Tensor:
 # _euclidean_dist computes D^2 = |a_i|^2 + |b_j|^2 - 2 a_i . b_j by one matrix product, as do its derivatives:
 # with R = G / D (0 where D = 0),  a gets diag(R 1) a - R b,  b gets diag(R^T 1) b - R^T a,  and
 #     dD_ij = (a_i . da_i + b_j . db_j - a_i . db_j - da_i . b_j) / D_ij.
-# D is the operator's own output and enters as a function of a and b: a derivative of these must flow through it.
+# D is the operator's own output and enters as a function of a and b, so further derivatives must flow through it.
 
 
 def _quotient(x: Tensor, res: Tensor) -> Tensor:
@@ -234,7 +234,7 @@ def _euclidean_dist_backward(grad: Tensor, x1: Tensor, x2: Tensor, res: Tensor) 
         Cotangents with the shapes of ``x1`` and ``x2``.
 
     Note:
-        Where not differentiable: 0 for a pair at distance 0. Near it, as in the forward, the matrix product cancels.
+        Where not differentiable: 0 for a pair at distance 0. Near 0, the matrix product cancels, as in the forward.
     """
     ratio = _quotient(grad, res)
     return x1 * ratio.sum(-1, keepdim=True) - ratio @ x2, x2 * ratio.sum(-2).unsqueeze(-1) - ratio.mT @ x1
@@ -297,7 +297,7 @@ def cdist_double_backward(gg: Tensor, grad: Tensor, x1: Tensor, x2: Tensor, p: f
         x2: $b$, ``(*, R, M)``, real; the batch dims broadcast.
 
     Returns:
-        The shapes of ``grad``, ``x1`` and ``x2``. Memory: that of all differences.
+        The shapes of ``grad``, ``x1`` and ``x2``. Memory: all differences.
 
     References:
         None in ATen.
@@ -325,7 +325,7 @@ def cdist_backward_jvp(
         grad_t, x1_t, x2_t: tangents; None for zero.
 
     Returns:
-        ``(*, P, M)``. Memory: that of all differences.
+        ``(*, P, M)``. Memory: all differences.
 
     References:
         The transpose of `cdist_double_backward`.
@@ -388,7 +388,7 @@ def pdist_backward_jvp(
     return total if self_t is None else total + _pdist_curved(grad, self, self_t, p)
 
 
-# The first argument, g, is "grad" until torch 2.14, so that its cotangent has a longer name; then "grad_output".
+# The name of the first argument, g, from which the name of its cotangent follows: "grad" until torch 2.14, then "grad_output".
 _G = operator("aten::_cdist_backward")._schema.arguments[0].name
 _GG = "grad_result" if _G == "grad" else "grad"
 

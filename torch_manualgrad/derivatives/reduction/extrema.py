@@ -6,7 +6,7 @@ Args:
     result: the values.
     dim: the reduced dim; None for all.
     input: $x$, (*), real.
-    value: 0-dim; nan is the value of all entries that are nan.
+    value: 0-dim; if it is nan, all entries that are nan have the value.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def scale_grad_by_count(grad: Tensor, mask: Tensor, dims: Sequence[int]) -> Tens
         dims: the reduced dims; empty for all.
 
     Returns:
-        The shape of ``mask``; nan where no entry attains the value, as with nan.
+        The shape of ``mask``; nan where no entry attains the value, as if it is nan.
     """
     return torch.where(mask, grad, 0) / mask.sum(dims, True)
 
@@ -44,10 +44,10 @@ def amaxamin_jvp(x: Tensor, dx: Tensor, result: Tensor, dim: Sequence[int], keep
         x: (*), real.
         dx: its tangent.
         dim: the reduced dims; empty for all.
-        keepdim: whether ``result`` has them.
+        keepdim: whether ``result`` has the reduced dims.
 
     Returns:
-        The shape of ``result``; nan where no entry attains the value, as with nan.
+        The shape of ``result``; nan where no entry attains the value, as if it is nan.
     """
     mask = x == restore_reduced_dims(result, x.dim(), dim, keepdim)
     return torch.where(mask, dx, 0).sum(dim, keepdim) / mask.sum(dim, keepdim)
@@ -63,7 +63,7 @@ def aminmax_backward(
     min: Tensor,
     max: Tensor,
 ) -> Tensor:
-    """Cotangent of $x$, given those of its smallest and largest entries: of each, an equal share for what attains it.
+    """Cotangent of $x$, given those of its smallest and largest entries: equal shares for the entries that attain each.
 
     Args:
         self: $x$, (*), real.
@@ -94,7 +94,7 @@ def aminmax_jvp(self_p: Tensor, self_t: Tensor, result: Tensor, dim: int | None,
         keepdim: whether ``result`` has the reduced dims.
 
     Returns:
-        The shape of ``result``; nan where no entry attains the value, as with nan.
+        The shape of ``result``; nan where no entry attains the value, as if it is nan.
     """
     return amaxamin_jvp(self_p, self_t, result, [] if dim is None else [dim], keepdim)
 

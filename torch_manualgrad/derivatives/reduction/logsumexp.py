@@ -1,7 +1,7 @@
 """logsumexp: its derivative is the softmax $w = exp(x - result)$, in every order, and 0 where the result is $-inf$.
 
-Divided by its sum, $w$ does not depend on the result, which is a constant to every derivative. Where $x$ is large this
-is more accurate, too: its exponentials add up to 1 only to within the rounding of the result.
+$w$ is divided by its sum. So it does not depend on the result, which is a constant to every derivative. This is also more
+accurate where $x$ is large: the exponentials add up to 1 only to within the rounding of the result.
 
 Args:
     result: what the forward returned.
@@ -28,8 +28,8 @@ def _softmax(
 ) -> tuple[Tensor, Tensor]:
     """Multiples of $w$, and their sum, with the reduced dims; the sum is positive where $w$ is 0.
 
-    Where this is ``differentiated`` and $x$ is real, the largest multiple is 1, and constant: where $w$ is close to 1,
-    its tangent $w (t - <w, t>)$ would be all rounding.
+    If this is ``differentiated`` and $x$ is real, the largest multiple is the constant 1: where $w$ is close to 1, its
+    tangent $w (t - <w, t>)$ would be only rounding error.
     """
     if x.is_complex() or differentiated:
         if not x.is_complex() and x.numel():
@@ -72,7 +72,7 @@ def logsumexp_jvp(self_p: Tensor, self_t: Tensor, result: Tensor, dim: Sequence[
     Args:
         self_p: $x$, real or complex.
         self_t: $t$, its tangent.
-        keepdim: whether the result has them.
+        keepdim: whether the result has the reduced dims.
 
     Returns:
         The shape of the result.

@@ -15,17 +15,17 @@ Args:
     self: $x$, real or complex, any shape.
     p: the order, any real, inf or $-inf$.
     dim: the reduced dims; None or empty for all.
-    keepdim: whether ``grad`` has the reduced dims; over all dims, 0-dim ones are taken too.
+    keepdim: whether ``grad`` has the reduced dims; if all dims are reduced, 0-dim tensors are taken too.
     self_p: $x$, real or complex, any shape.
     self_t: its tangent, same shape.
     result: the norm that the forward returned.
 
 Note:
-    Where not differentiable: for $p = 0$, $w = 0$. For $p = 1$, $sgn(x)$. For $p = +-inf$, $sgn(x)$ shared equally
+    Where not differentiable: for $p = 0$, $w = 0$. For $p = 1$, $w = sgn(x)$. For $p = +-inf$, $w$ is $sgn(x)$, shared equally
     among the entries that attain $n$. Otherwise $w$ and all its derivatives are 0 on a slice with $n = 0$, and at zero
     entries of the other slices unless $p$ is a positive even integer, for which $w$ is a polynomial in $x$ over a power
-    of $n$. A nan makes its slice nan; for $p = 1$ and $+-inf$ it makes its own entry nan and leaves the others as they
-    are, for $p = 0$ all are 0.
+    of $n$. A nan makes its slice nan; for $p = 1$ and $+-inf$ it makes only its own entry nan, and for $p = 0$ all entries
+    are 0.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ def norm_direction(x: Tensor, p: float, dims: Sequence[int]) -> Tensor:
     if x.numel() == 0:
         return x  # amax has no value on an empty slice
 
-    # w is the same for any m, and so m may be a constant. But where one entry is much larger than the others, w is close to 1
-    # there, and its derivative (t - w <w, t>) / norm all rounding; x / m is 1 and constant. Distributed tensors would have to
-    # communicate for it.
+    # w does not depend on m, so m may be a constant. But where one entry is much larger than the others, w is close to 1 there,
+    # and its derivative (t - w <w, t>) / norm would be only rounding error; with a differentiated m, x / m is the constant 1.
+    # Distributed tensors would have to communicate for that.
     sizes = x.detach().abs() if x.is_complex() or is_sharded(x) else torch.where(x < 0, -x, x)
     m = sizes.amin(dims, keepdim=True) if p < 0 else sizes.amax(dims, keepdim=True)
     if math.isinf(p):
@@ -94,7 +94,7 @@ def norm_direction(x: Tensor, p: float, dims: Sequence[int]) -> Tensor:
         return _sgn(x) * (attained / attained.sum(dims, keepdim=True))
 
     largest = torch.finfo(m.dtype).max
-    m = m.clamp(max=largest)  # first: of distributed tensors, the ranks' parts are reduced here, once
+    m = m.clamp(max=largest)  # first: for distributed tensors, this reduces the ranks' shards, once
     # next to finite entries, infinite ones contribute nothing to a norm of p < 0, in every order
     absent = x.isinf() & (m < largest) if p < 0 else False
     vanishing = m == 0
@@ -128,8 +128,8 @@ def norm_backward(
     """Cotangent of $x$, given that of its $p$-norm: $grad * w(x)$, scale-safe, differentiable to any order.
 
     Args:
-        norm: the norm that the forward returned. A kernel may start from its value, but nothing flows through it: what
-            is differentiated is $w(x)$.
+        norm: the norm that the forward returned. A kernel may start from its value, but no gradient flows through it:
+            $w(x)$ is differentiated instead.
 
     Returns:
         The shape and dtype of ``self``. Half precision is computed in float32.
@@ -181,7 +181,7 @@ def linalg_vector_norm_backward(
 ) -> Tensor:
     """Cotangent of $x$, given that of linalg.vector_norm: norm_backward(grad, x, ord, result, dim, keepdim).
 
-    The forward's ``dtype`` needs no argument: ``self`` is first converted to it, the common dtype with ``grad``.
+    The forward's ``dtype`` needs no argument: ``self`` is first converted to it, which is its common dtype with ``grad``.
 
     Args:
         ord: the order, $p$ in `norm_backward`.
@@ -230,7 +230,7 @@ def _dist_jvp(
 ) -> Tensor:
     difference = self_p - other_p
     tangent = self_t if other_t is None else -other_t if self_t is None else self_t - other_t
-    assert tangent is not None  # nobody asks for a tangent where no input has one
+    assert tangent is not None  # the jvp is called only if some input has a tangent
     return norm_jvp(difference, tangent.expand(difference.shape), p, result, keepdim=False)
 
 

@@ -1,8 +1,8 @@
 """Products of all entries, or of those along a dim.
 
-The derivative with respect to an entry is the product $e$ of the others, which is found without a division: it is right
-where entries are zero, however many, and where the product over- or underflows. It is made of products only, and so
-right in every order.
+The derivative with respect to an entry is the product $e$ of the others, which is computed without division. So it is right
+for any number of zero entries, and where the product over- or underflows. It consists of products only, and so is right in
+every order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .dims import cast, laid_out_as, restore_reduced_dims
 
 
 def products_of_others(x: Tensor) -> Tensor:
-    """$e$ along the last dim, by a tree: what pairs lack is what their product lacks, times the partner."""
+    """$e$ along the last dim, by a tree: the $e$ of an entry of a pair is the $e$ of the pair's product, times its partner."""
     n = x.shape[-1]
     if n <= 1:
         return torch.ones_like(x)
@@ -44,7 +44,7 @@ def prod_safe_zeros_backward(grad: Tensor, inp: Tensor, dim: int) -> Tensor:
     Args:
         grad: cotangent of the product, with ``dim`` kept.
         inp: $x$, real or complex.
-        dim: along which the product is taken.
+        dim: the dim along which the product is taken.
 
     Returns:
         The shape of ``inp``.
@@ -53,7 +53,7 @@ def prod_safe_zeros_backward(grad: Tensor, inp: Tensor, dim: int) -> Tensor:
 
 
 def _vanishes(x: Tensor, dim: int | None) -> Tensor:
-    """Where all $e$ are surely below the smallest number, by logarithms; not where an $x$ is zero."""
+    """Where all $e$ are certainly below the smallest number, judged by logarithms; False where an $x$ is zero."""
     logs = x.abs().log2()
     total, least = (logs.sum(), logs.amin()) if dim is None else (logs.sum(dim, True), logs.amin(dim, True))
     limits = torch.finfo(x.dtype)
@@ -61,7 +61,7 @@ def _vanishes(x: Tensor, dim: int | None) -> Tensor:
 
 
 def _by_division(grad: Tensor, input: Tensor, result: Tensor, dim: int | None, keepdim: bool) -> Tensor | None:
-    """$e$ as the quotient of the product and $x$, where every product is a normal number, or all $e$ are zero."""
+    """`prod_backward` with $e$ as the product over $x$, if each product is a normal number or its $e$ are zero; else None."""
     normal = result.isfinite() & (result.abs() >= torch.finfo(result.dtype).tiny)
     g, product, regular = grad, result, normal
     if dim is not None:
@@ -80,8 +80,8 @@ def prod_backward(grad: Tensor, input: Tensor, result: Tensor, dim: int | None =
     Args:
         grad: cotangent of the product.
         input: $x$, real or complex.
-        result: the product; a kernel may start from it, but nothing flows through it.
-        dim: along which the product is taken; None for that of all entries.
+        result: the product; a kernel may start from it, but no gradient flows through it.
+        dim: the dim along which the product is taken; None for the product of all entries.
         keepdim: whether ``grad`` has ``dim``.
 
     Returns:

@@ -1,6 +1,6 @@
 """renorm, which scales every slice $x$ along ``dim`` with $n = ||x||_p > maxnorm$ by $f = maxnorm / (n + eps)$.
 
-It leaves the other slices as they are. With $w$ the gradient of the norm, see `norm`, and $<a, b> = sum Re(conj(a) b)$:
+It leaves the other slices unchanged. With $w$ the gradient of the norm, see `norm`, and $<a, b> = sum Re(conj(a) b)$:
 
     $d(f x) = f (t - x <w, t> / (n + eps))$,        vjp: $f (g - w <x, g> / (n + eps))$.
 
@@ -10,7 +10,7 @@ Args:
     maxnorm: the bound, not negative.
 
 Note:
-    Where not differentiable: $n = maxnorm$ counts as not scaled, as in the forward; else as `norm_backward`.
+    Where not differentiable: at $n = maxnorm$, which counts as not scaled, as in the forward; else as `norm_backward`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def renorm_backward(grad: Tensor, self: Tensor, p: float, dim: int, maxnorm: flo
 
     Raises:
         IndexError: ``dim`` out of range.
-        RuntimeError: fewer dims, another $p$ or maxnorm, another shape of ``grad``.
+        RuntimeError: fewer than two dims, an invalid $p$ or ``maxnorm``, or another shape of ``grad``.
     """
     x = widened(self)
     dims, scaled, w, n = _renorm_parts(x, self, p, dim, maxnorm)

@@ -4,8 +4,8 @@ Each entry $x_i$ is in one segment $s$, so that with $w_i = d y_s / d x_i$
 
     vjp: $w_i g_s$,        jvp: the sum of $w_i t_i$ over each segment.
 
-$w$ is 1 for a sum, $1 / n_s$ for a mean, the product of the others for a product, and for extrema 1 over the number of
-entries that have it, where $x_i$ does.
+$w$ is 1 for a sum, $1 / n_s$ for a mean, and the product of the others for a product. For extrema it is 1 over the number of
+entries that attain the extremum if $x_i$ does, else 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _segments(data: Tensor, lengths: Tensor | None, offsets: Tensor | None, axis
 
 
 def _as_wide(x: Tensor, data: Tensor) -> Tensor:
-    """With the last dims of ``data``."""
+    """$x$, expanded along the last dims of ``data``."""
     rest = data.shape[x.dim() :]
     return x.reshape(*x.shape, *[1] * len(rest)).expand(*x.shape, *rest)
 
@@ -48,7 +48,7 @@ def _others(data: Tensor, segment: Tensor, axis: int) -> Tensor:
 def _segments_fit(
     grad: Tensor, output: Tensor, data: Tensor, lengths: Tensor | None, offsets: Tensor | None, axis: int
 ) -> str:
-    """What is wrong with the arguments of `segment_reduce_backward`, whose kernel trusts them."""
+    """An error message if arguments of `segment_reduce_backward` do not fit, else "". Its kernel does not check them."""
     if not 0 <= axis < data.dim():
         return f"axis: expected one of the {data.dim()} dims of data, not negative, got {axis}"
     name, given = ("offsets", offsets) if lengths is None else ("lengths", lengths)
@@ -65,7 +65,7 @@ def _segments_fit(
         or bool((ends > data.shape[axis]).any())
         or (lengths is None and bool((given < 0).any()))
     ):
-        return f"{name}: expected segments inside of the {data.shape[axis]} entries of data along axis, got others"
+        return f"{name}: expected segments within the {data.shape[axis]} entries of data along axis, got others"
     shape = [*data.shape[:axis], sizes.shape[-1], *data.shape[axis + 1 :]]
     for other, x in (("grad", grad), ("output", output)):
         if list(x.shape) != shape:
@@ -88,13 +88,13 @@ def segment_reduce_backward(
 
     Args:
         grad: $g$, (*, segments, *).
-        output: the reduction, as segment_reduce returns it; where this is differentiated it is a function of ``data``.
-        data: $x$, real; its dim ``axis`` has the segments.
+        output: the reduction, as segment_reduce returns it; in further derivatives it is a function of ``data``.
+        data: $x$, real; the segments are along its dim ``axis``.
         reduce: "sum", "mean", "prod", "max" or "min".
-        lengths: of the segments, integers, (*, segments), with the dims of $x$ before ``axis``; or None.
+        lengths: the lengths of the segments, integers, (*, segments), with the dims of $x$ before ``axis``; or None.
         offsets: integers, where the segments start, and the last one ends, if ``lengths`` is None.
         axis: the dim, not negative.
-        initial: what each reduction starts with, or None.
+        initial: the value that each reduction starts with, or None.
 
     Returns:
         The shape of ``data``.

@@ -1,6 +1,6 @@
-"""What returns entries of its input with their indices: max, min, median and others along a dim, sort, topk, cummax.
+"""Operators that return entries of their input with the indices: max, min, median and others along a dim, sort, topk, cummax.
 
-The entry at an index gets the cotangent and gives the tangent; of entries that are equal, the forward has chosen one.
+The entry at an index receives the cotangent and provides the tangent. Of equal entries, the forward has chosen one.
 
 Args:
     sizes: the shape of $x$.
@@ -25,8 +25,8 @@ def value_selecting_reduction_backward(
 
     Args:
         grad: cotangent of the entries.
-        dim: along which they were selected.
-        indices: of the entries along ``dim``, the shape of ``grad``.
+        dim: the dim along which they were selected.
+        indices: the indices of the entries along ``dim``, the shape of ``grad``.
         keepdim: whether ``grad`` and ``indices`` have ``dim``.
 
     Returns:
@@ -45,8 +45,8 @@ def gather_with_keepdimed_indices(input: Tensor, dim: int, indices: Tensor, keep
 
     Args:
         input: tangent of $x$.
-        dim: along which the entries were selected.
-        indices: of the entries along ``dim``.
+        dim: the dim along which the entries were selected.
+        indices: the indices of the entries along ``dim``.
         keepdim: whether ``indices`` has ``dim``.
 
     Returns:
@@ -58,12 +58,12 @@ def gather_with_keepdimed_indices(input: Tensor, dim: int, indices: Tensor, keep
 
 @formula
 def cummaxmin_backward(grad: Tensor, sizes: Sequence[int], indices: Tensor, dim: int) -> Tensor:
-    """Cotangent of $x$, given that of its cumulative maxima or minima: each entry gets the sum over where it is chosen.
+    """Cotangent of $x$, given that of its cumulative maxima or minima: each entry gets the sum where it was chosen.
 
     Args:
         grad: cotangent of the extrema.
-        indices: of the extrema along ``dim``.
-        dim: along which they run.
+        indices: the indices of the extrema along ``dim``.
+        dim: the dim along which they run.
 
     Returns:
         ``sizes``, in the dtype of ``grad``.

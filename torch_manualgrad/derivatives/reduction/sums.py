@@ -1,7 +1,7 @@
 """Sums and means, over some dims or along one, and the trace.
 
-All but nansum are linear: a tangent takes the place of the input, and each entry of the input gets the cotangent of the sum
-that it is in.
+All but nansum are linear: a tangent replaces the input, and each entry of the input gets the cotangent of the sum that
+contains it.
 
 Args:
     grad: cotangent of the sum.
@@ -40,7 +40,7 @@ def sum_backward(grad: Tensor, sizes: Sequence[int], dim: Sequence[int] | None, 
 
 @formula
 def nansum_backward(grad: Tensor, self: Tensor, dim: Sequence[int] | None, keepdim: bool) -> Tensor:
-    """Cotangent of $x$, given that of the sum of what is not nan: that of the sum, and 0 where $x$ is nan.
+    """Cotangent of $x$, given that of the sum of the entries that are not nan: that of the sum, and 0 where $x$ is nan.
 
     Args:
         self: $x$, (*).
@@ -53,7 +53,7 @@ def nansum_backward(grad: Tensor, self: Tensor, dim: Sequence[int] | None, keepd
 
 @formula
 def mean_backward(grad: Tensor, shape: Sequence[int], dim: Sequence[int] | None, numel: int, keepdim: bool) -> Tensor:
-    """Cotangent of $x$, given that of its mean over ``dim``: that of the sum, over the number of entries.
+    """Cotangent of $x$, given that of its mean over ``dim``: that of the sum, divided by the number of entries.
 
     Args:
         grad: cotangent of the mean.
@@ -73,7 +73,7 @@ def cumsum_backward(grad: Tensor, dim: int) -> Tensor:
 
     Args:
         grad: cotangent of the sums.
-        dim: along which they run.
+        dim: the dim along which they run.
 
     Returns:
         The shape of ``grad``.

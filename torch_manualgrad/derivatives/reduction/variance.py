@@ -5,8 +5,8 @@
 Where not differentiable: std of equal entries, whose derivatives are 0 in every order. With no more entries than $c$,
 the variance is infinite or nan, and so is its derivative.
 
-PyTorch's reverse mode is right in every order, and keeps plain calls; but for an empty list of dims, which means all,
-where it takes $N$ for 1. Its reverse over forward mode of std gives nan for equal entries.
+PyTorch's reverse mode is right in every order, and plain calls are left to it. The exception is an empty list of dims, which
+means all dims: PyTorch takes $N = 1$ there. Its reverse over forward mode of std gives nan for equal entries.
 
 Args:
     self: $x$, real or complex.
