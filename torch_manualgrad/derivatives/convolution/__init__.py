@@ -1,4 +1,4 @@
-"""Convolution, pooling, upsampling and grid sampling: importing one enters its formulas and rules in the registries."""
+"""Formulas and rules of convolution, pooling, upsampling and grid sampling. Importing a module registers them."""
 
 from . import (
     backends,

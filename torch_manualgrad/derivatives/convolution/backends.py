@@ -1,6 +1,6 @@
-"""The operators of some backends only: cuDNN, MIOpen, MPS, oneDNN, NNPACK, and operators that other packages implement.
+"""Operators that only one backend implements: cuDNN, MIOpen, MPS, oneDNN, NNPACK, or another package.
 
-Their formulas are those of aten::convolution and of grid sampling. A rule is in the registry where its backend is; elsewhere
+Their formulas are those of aten::convolution and of grid sampling. A rule is registered if its backend is available; otherwise
 the operator is an entry of the catalogue.
 """
 
@@ -38,14 +38,14 @@ _AVAILABLE = {
 }
 
 BACKEND_RULES: dict[str, Any] = {}
-BACKENDS: dict[str, str] = {}  # of each of them
+BACKENDS: dict[str, str] = {}  # operator -> its backend
 
 
 def _about(backend: str, name: str, **more: Any) -> dict[str, Any]:
-    """The arguments that the rule of a backend's operator has next to its formulas."""
+    """The arguments of `rule` for a backend's operator, other than its formulas."""
     BACKENDS[name] = backend
     if not _AVAILABLE[backend]:
-        gap(f"aten::{name}", reason=f"only {backend} implements it: the rule is active where that is, and this is not")
+        gap(f"aten::{name}", reason=f"only {backend} implements it: the rule is registered where it is available")
     return {
         "register": _AVAILABLE[backend],
         "improves": "missing",
@@ -80,7 +80,7 @@ def _cudnn_convolution_backward(
         grad_output: the cotangent of the result.
         weight: $w$, (D, C / groups, *), or (C, D / groups, *) if transposed.
         padding, output_padding, stride, dilation, transposed, groups: of aten::convolution.
-        output_mask: which of the two are wanted; the other comes back empty.
+        output_mask: which of the two are wanted; the other is returned empty.
 
     Returns:
         The shapes of ``self`` and ``weight``.

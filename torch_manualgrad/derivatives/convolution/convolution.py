@@ -1,20 +1,20 @@
 """Convolution and its backward operator.
 
-With $x * w$ the convolution of an input and a weight, of any stride, padding, dilation, groups, transposed or not, and
-$<g, x * w>$ linear in each of three tensors, write $X(g, w)$, $W(g, x)$ for its gradients in $x$ and $w$: one operator,
-convolution_backward, has both, and the sum $B(g)$ of $g$ for the bias. Then
+With $x * w$ the convolution of an input and a weight, of any stride, padding, dilation, groups, transposed or not,
+$<g, x * w>$ is linear in each of the three tensors. Write $X(g, w)$ and $W(g, x)$ for its gradients in $x$ and $w$, and $B(g)$
+for the sum of $g$, the gradient of the bias. One operator, convolution_backward, returns all three. Then
 
     vjp of the convolution    $X(g, w)$, $W(g, x)$, $B(g)$
     its jvp                   $dx * w + x * dw + db$
-    vjp of the backward, of cotangents $a$, $b$, $c$ of its results
+    vjp of the backward, for cotangents $a$, $b$, $c$ of its results
                               in $g$: $a * w + x * b + c$,  in $x$: $X(g, b)$,  in $w$: $W(g, a)$
     its jvp                   $X(dg, w) + X(g, dw)$, $W(dg, x) + W(g, dx)$, $B(dg)$.
 
 PyTorch splits a convolution of complex tensors into real ones before autograd sees it.
 
-Operators that are a convolution under another name get their rules from `convolution_like` and `backward_like`. On the CPU
-some convolutions have a kernel of their own. PyTorch calls most of these below aten::convolution, where autograd does not
-see them. Called by their own names they have no forward mode in PyTorch, and plain calls in reverse mode are left to
+Operators that are a convolution under another name get their rules from `convolution_like` and `backward_like`. On the CPU,
+some convolutions have their own kernel. PyTorch calls most of these below aten::convolution, where autograd does not
+see them. Called by their own names, they have no forward mode in PyTorch, and plain calls in reverse mode are left to
 PyTorch. The dims of conv_tbc are time, batch, channels.
 
 Args:
@@ -92,12 +92,12 @@ def _convolution_jvp(
     cudnn_enabled: bool,
     allow_tf32: bool,
 ) -> Tensor:
-    """Tangent of a convolution with a bias, of which the caller chooses how cuDNN computes it.
+    """Tangent of a convolution with a bias, with the caller's options for cuDNN.
 
     Args:
         stride, padding, dilation, transposed, output_padding, groups: of aten::_convolution.
-        benchmark, deterministic, cudnn_enabled, allow_tf32: of aten::_convolution; what the global settings say is used
-            in their place, as in its backward.
+        benchmark, deterministic, cudnn_enabled, allow_tf32: of aten::_convolution. The global settings are used instead, as
+            in its backward.
 
     Returns:
         The shape of the result.
@@ -108,7 +108,7 @@ def _convolution_jvp(
 
 @formula
 def convolution_backward_jvp_grad_bias(grad_out_t: Tensor, grad_bias: Tensor) -> Tensor:
-    """Tangent of the gradient of the bias: the sum of $dg$ over all dims but that of channels.
+    """Tangent of the gradient of the bias: the sum of $dg$ over all dims except the channels.
 
     Args:
         grad_out_t: $dg$, (N, D, *).
@@ -125,9 +125,9 @@ def _summed(grad: Tensor) -> Tensor:
 
 
 def _arguments(about: dict[str, Any]) -> tuple[list[str], Callable[[Sequence[Any]], list[Any]]]:
-    """The arguments of aten::convolution that an operator has; and from their values those of all six.
+    """The arguments of aten::convolution that an operator has, and a function from their values to those of all six.
 
-    Takes the values of the others out of ``about``.
+    The values of the others are removed from ``about``.
     """
     constants = {a: about.pop(a) for a in _ARGUMENTS if a in about}
     asked = [a for a in _ARGUMENTS if a not in constants]
@@ -145,7 +145,7 @@ def convolution_like(name: str, *, input: str = "self", bias: bool = True, **abo
     Args:
         name: the operator.
         input: the name of its input.
-        bias: whether it takes one.
+        bias: whether it takes a bias.
         about: the value of each argument of aten::convolution that the operator lacks, and arguments of `rule`.
     """
     output = operator(name)._schema.returns[0].name or "result"
@@ -229,7 +229,7 @@ def backward_like(name: str, *, input: str = "self", bias: bool = True, **about:
 
 
 def _is_contiguous(self: Tensor, weight: Tensor, *_: Any) -> bool:
-    """PyTorch's backward reads other tensors as if they were."""
+    """Whether tensors are contiguous: PyTorch's backward reads all tensors as if they were."""
     return self.is_contiguous() and weight.is_contiguous()
 
 

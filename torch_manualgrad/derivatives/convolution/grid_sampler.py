@@ -6,7 +6,7 @@ pixels around $u$ times a product of weights, one for each dim:
 
     $s = sum_ij p_i(u) q_j(v) x_ij$,
 
-with $p$ piecewise a polynomial in $u$: of degree 0, 1 and 3 for nearest, bilinear and bicubic. So $<g, s>$ is linear in
+with $p$ a piecewise polynomial in $u$, of degree 0, 1 and 3 for nearest, bilinear and bicubic. So $<g, s>$ is linear in
 $g$ and in the image $x$, and its derivatives in the grid are those of the weights. The backward operator is the
 gradient of $<g, s>$ in $x$ and the grid. The derivatives of all operators are parts of the product of the Hessian of
 $<g, s>$ with directions $dg$, $dx$, $dc$:
@@ -23,14 +23,14 @@ Args:
     input: $x$, the image, (N, C, H, W), real.
     grid: coordinates from $-1$ to 1, that along $W$ first, (N, h, w, 2).
     interpolation_mode: 0 bilinear, 1 nearest, 2 bicubic.
-    padding_mode: of what is outside of the image: 0 zeros, 1 the border, 2 a reflection.
+    padding_mode: for points outside of the image: 0 zeros, 1 the border, 2 a reflection.
     align_corners: whether $-1$ and 1 are the centers of the outermost pixels, or their outer edges.
-    output_mask: which of the two are wanted; the other comes back empty.
+    output_mask: which of the two are wanted; the other is returned empty.
     ggI, ggGrid: cotangents of the gradients of image and grid; None for zero.
 
 Note:
-    Where not differentiable: bilinear at the centers of pixels, where the derivative is that on the right, and where the
-    padding moves a point, where it is 0. For nearest the gradient of the grid is 0.
+    Where not differentiable: bilinear at the centers of pixels, where the derivative is that from the right, and where the
+    padding moves a point, where it is 0. For nearest, the gradient of the grid is 0.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ from ..terms import total
 
 _BILINEAR, _NEAREST, _BICUBIC = 0, 1, 2
 _ZEROS, _BORDER, _REFLECTION = 0, 1, 2
-_LARGEST = 2.0**30  # what is further away than this is outside
-_A = -0.75  # of the cubic convolution
+_LARGEST = 2.0**30  # places further away than this are outside
+_A = -0.75  # the parameter of cubic convolution
 
 
 # -- places and weights along one dim ---------------------------------------------------------------------------------
 
 
 class _Dim(NamedTuple):
-    """What is read along one dim of the image, (N, P, T): $P$ points, $T$ pixels around each.
+    """The pixels that are read along one dim of the image, (N, P, T): $P$ points, $T$ pixels around each.
 
     Attributes:
         pixels: their places, all of them inside of the image.
-        weights: of the pixels, and their first and second derivatives in the coordinate.
+        weights: their weights, and the first and second derivatives of these in the coordinate.
     """
 
     pixels: Tensor
@@ -74,7 +74,7 @@ def _place(c: Tensor, size: int, align_corners: bool) -> tuple[Tensor, Any]:
 
 
 def _padded(u: Tensor, size: int, padding_mode: int, align_corners: bool) -> tuple[Tensor, Tensor]:
-    """A place moved into the image, and the derivative of that: 0 on the border, as in PyTorch."""
+    """A place moved into the image, and the derivative of this move: 0 on the border, as in PyTorch."""
     slope = torch.ones_like(u)
     if padding_mode == _REFLECTION:
         low, span = (0.0, size - 1) if align_corners else (-0.5, size)
@@ -112,7 +112,7 @@ def _polynomials(f: Tensor, mode: int) -> tuple[Tensor, Tensor, Tensor]:
         )
 
     def far(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """From one pixel to two."""
+        """Between one and two pixels away."""
         return _A * (((x - 5) * x + 8) * x - 4), _A * ((3 * x - 10) * x + 8), _A * (6 * x - 10)
 
     found = [far(1 + f), near(f), near(1 - f), far(2 - f)]
@@ -125,7 +125,7 @@ def _polynomials(f: Tensor, mode: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _dim(c: Tensor, size: int, mode: int, padding_mode: int, align_corners: bool) -> _Dim:
-    """What is read along a dim of this size, at the coordinates $c$, (N, P)."""
+    """The pixels that are read along a dim of this size, at the coordinates $c$, (N, P)."""
     u, scale = _place(c, size, align_corners)
     cubic = mode == _BICUBIC
     slope = torch.ones_like(u)
@@ -135,7 +135,7 @@ def _dim(c: Tensor, size: int, mode: int, padding_mode: int, align_corners: bool
     start = (u.round() if mode == _NEAREST else u.floor()).detach()
     taps = torch.arange(*((-1, 3) if cubic else (0, 2) if mode == _BILINEAR else (0, 1)), device=c.device)
     at = start[..., None] + taps
-    if cubic:  # each pixel is moved into the image by itself
+    if cubic:  # each pixel is moved into the image separately
         at = _padded(at, size, padding_mode, align_corners)[0].detach()
     inside = (at >= 0) & (at <= size - 1)
     slope = slope * scale
@@ -168,7 +168,7 @@ class Sampler:
 
     Args:
         grid: (N, *, d), with one coordinate for each of the $d$ dims of the image, the last dim first.
-        sizes: of these dims.
+        sizes: the sizes of these dims.
         modes: interpolation_mode, padding_mode and align_corners of aten::grid_sampler.
     """
 
@@ -182,7 +182,7 @@ class Sampler:
         self.index = index
 
     def _weights(self, *differentiated: int) -> list[Tensor]:
-        """Of each dim, (N, 1, P, 1, ..., T): derived once in each of these coordinates."""
+        """The weights of each dim, (N, 1, P, 1, ..., T), differentiated once in each of these coordinates."""
         orders = [0] * len(self.dims)
         for k in differentiated:
             orders[-1 - k] += 1
@@ -212,7 +212,7 @@ class Sampler:
 
 
 class Directions(NamedTuple):
-    """Where $<g, s>$ is differentiated, and along what: None is zero."""
+    """The point at which $<g, s>$ is differentiated, and the directions; None is zero."""
 
     g: Tensor | None
     x: Tensor
@@ -223,7 +223,7 @@ class Directions(NamedTuple):
 
 
 def _moves(d: Directions, modes: tuple[int, int, bool]) -> Sequence[Tensor]:
-    """The directions of the coordinates; none where nothing depends on them."""
+    """The directions of the coordinates; none if nothing depends on them."""
     return () if d.dgrid is None or modes[0] == _NEAREST else steps(d.dgrid)
 
 
@@ -281,7 +281,7 @@ def _directions(*tensors: Tensor | None) -> Directions:
 def _parts(
     d: Directions, modes: tuple[int, int, bool], like: Sequence[Tensor], mask: Sequence[bool]
 ) -> tuple[Tensor, ...]:
-    """Those in $g$, $x$ and the grid, in the dtypes of these; what is not wanted is empty."""
+    """The parts in $g$, $x$ and the grid, in the dtypes of these; parts that are not wanted are empty."""
     found = (in_samples, in_image, in_grid)[-len(like) :]
     return tuple(f(d, modes).to(x.dtype) if yes else x.new_zeros(0) for f, x, yes in zip(found, like, mask))
 
@@ -332,7 +332,7 @@ def grid_sampler_3d_backward(
 
 
 def _fused(backward: Any) -> Callable[..., tuple[Tensor, ...]]:
-    """PyTorch's operator, with empty tensors for what is not wanted."""
+    """PyTorch's operator, with empty tensors for gradients that are not wanted."""
 
     def kernel(
         grad_output: Tensor,
@@ -354,7 +354,7 @@ def _fused(backward: Any) -> Callable[..., tuple[Tensor, ...]]:
 
 
 def _without_lost_points(grad_output: Tensor, grid: Tensor, padding_mode: int) -> tuple[Tensor, Tensor]:
-    """Points that padding moves to nan get no cotangent: there PyTorch's kernel for the CPU leaves its memory."""
+    """Points that padding moves to nan get no cotangent: there, PyTorch's CPU kernel accesses memory out of bounds."""
     lost = (grid.isnan() if padding_mode == 1 else ~grid.isfinite()).any(-1)
     if not lost.any():
         return grad_output, grid
@@ -380,7 +380,7 @@ def grid_sampler_2d_double_backward(
     """Cotangents of grad_output, image and grid of the backward, given those of its two results.
 
     Args:
-        output_mask: which of the three are wanted; the others come back empty.
+        output_mask: which of the three are wanted; the others are returned empty.
 
     Returns:
         The shapes of ``grad_output``, ``input`` and ``grid``.
@@ -406,7 +406,7 @@ def grid_sampler_3d_double_backward(
 
     Args:
         grad_output, input, grid, interpolation_mode: see `grid_sampler_3d_backward`.
-        output_mask: which of the three are wanted; the others come back empty.
+        output_mask: which of the three are wanted; the others are returned empty.
 
     Returns:
         The shapes of ``grad_output``, ``input`` and ``grid``.
@@ -476,9 +476,9 @@ _MODES = ("interpolation_mode", "padding_mode", "align_corners")
 
 
 def _stays_inside(input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, *_: Any) -> bool:
-    """Calls whose backward in PyTorch stays inside of its memory.
+    """Whether PyTorch's backward of a call stays within its memory.
 
-    Its bilinear kernels for the CPU do not where padding moves a point to nan.
+    Its bilinear CPU kernels do not if padding moves a point to nan.
     """
     if interpolation_mode != 0 or padding_mode == 0 or not input.is_cpu:
         return True
@@ -486,7 +486,7 @@ def _stays_inside(input: Tensor, grid: Tensor, interpolation_mode: int, padding_
 
 
 def double_vjps(double_backward: Formula, **bound: Any) -> dict[str, Callable[..., Any]]:
-    """The vjps of a backward operator. Its argument output_mask hides the mask of a vjp, so that each has its own.
+    """The vjps of a backward operator, one for each input: its argument output_mask hides the mask of a joint vjp.
 
     Args:
         double_backward: the formula.
@@ -528,7 +528,7 @@ def _rules(
         vjp={("input", "grid"): backward.bind(grad_output="grad")},
         jvp={"result": grid_sampler_jvp},
         defer_to_stock=_stays_inside if has_backward else None,
-        # the fallback's gradients are constants until 2.12, of which PyTorch makes second derivatives of zero
+        # until 2.12, the fallback's gradients are constants, so PyTorch's second derivatives are zero
         improves={"missing": "2.15", "values": "2.12"} if is_fallback else {"missing": "2.15"},
         source="ATen grid_sampler_2d_backward; the jvp is new",
         **about,

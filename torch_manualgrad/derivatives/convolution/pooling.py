@@ -1,10 +1,10 @@
 """Average pooling, max pooling, and max unpooling.
 
-Average pooling is linear, and its backward operators read no more of the input than its sizes.
+Average pooling is linear, and its backward operators read only the sizes of the input.
 
-The operators of max pooling return the places of the maxima, and all their derivatives are gathers and scatters at these.
-The backward operators and max_unpool are linear, and their transposes gather. At a tie the maximum that PyTorch chose has
-the whole gradient.
+The operators of max pooling return the places of the maxima, and all their derivatives are gathers and scatters at these
+places. The backward operators and max_unpool are linear, and their transposes gather. At a tie, the maximum that PyTorch chose
+gets the whole gradient.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def linear_backward(name: str, vjp: Callable[..., Any], **about: Any) -> Rule:
 
 @formula
 def max_pool_double_backward(grad: Tensor, indices: Tensor, dim: int) -> Tensor:
-    """Cotangent of the cotangent of the maxima, given that of their input: what is at their places.
+    """Cotangent of the cotangent of the maxima, given that of the gradient of the input: the entries at the maxima.
 
-    It is the tangent of the maxima, too, given that of the input.
+    It is also the tangent of the maxima, given that of the input.
 
     Args:
         grad: (*, ...), with ``dim`` last dims.
@@ -54,14 +54,14 @@ def max_pool_double_backward(grad: Tensor, indices: Tensor, dim: int) -> Tensor:
         The shape of ``indices``.
 
     Note:
-        Where not differentiable: at ties, where one of the maxima is taken for the only one.
+        Where not differentiable: at ties, where one of the maxima is treated as the only one.
     """
     found = _flat(grad, dim).gather(-1, _flat(indices, dim))
     return found.reshape(indices.shape)
 
 
 def _flat(x: Tensor, dim: int) -> Tensor:
-    """The last dims as one; not by flatten, which PyTorch's vmap of batched gradients refuses."""
+    """The last dims as one; not by flatten, for which PyTorch's vmap of batched gradients raises."""
     return x.reshape([*x.shape[:-dim], math.prod(x.shape[-dim:])])
 
 

@@ -12,7 +12,7 @@ PyTorch's derivative for $x$ has $max(x (1 - x), 1e-12)$ instead of $x (1 - x)$,
 Args:
     grad: $h$, (*).
     target: $t$, (*).
-    weight: of the losses, or None.
+    weight: the weights of the losses, or None.
     reduction: 0, 1 or 2 for none, mean, sum.
     grad_output: cotangent of the loss, (*) or a number.
     pos_weight: $p$, or None for 1.
@@ -33,7 +33,7 @@ from .common import NONE, of_all, reduced, scaled
 aten = torch.ops.aten
 
 _EPS = 1e-12
-_LOWEST = -100.0  # of a logarithm
+_LOWEST = -100.0  # the lower bound of logarithms
 
 
 def _weighted(x: Tensor, weight: Tensor | None) -> Tensor:
@@ -113,7 +113,7 @@ def binary_cross_entropy_double_backward_target(
 def binary_cross_entropy_double_backward_grad_output(
     grad: Tensor, input: Tensor, target: Tensor, weight: Tensor | None, reduction: int
 ) -> Tensor:
-    """Cotangent of that of the loss, given $h$, that of the gradient of $x$: $h (x - t) / (x (1 - x))$, reduced.
+    """Cotangent of the loss's cotangent, given $h$, that of the gradient of $x$: $h (x - t) / (x (1 - x))$, reduced.
 
     Args:
         input: $x$, (*), from 0 to 1.

@@ -32,18 +32,18 @@ def scaled(x: Tensor, reduction: int, like: Tensor) -> Tensor:
 
 
 def of_all(grad: Tensor, like: Tensor, reduction: int) -> tuple[Tensor, int]:
-    """Cotangent and reduction for an operator of PyTorch. For a distributed tensor the division of a mean is done here: a
-    rank would divide by the number of losses in its own shard."""
+    """Cotangent and reduction for a PyTorch operator. For distributed tensors, the division for a mean is done here: a rank
+    would divide by the number of losses in its own shard."""
     if reduction == MEAN and is_sharded(like):
         return grad / like.numel(), SUM
     return grad, reduction
 
 
 def fitted(x: Tensor, like: Tensor) -> Tensor:
-    """A gradient, in the shape and dtype of the input that was broadcast."""
+    """A gradient, reduced to the shape and dtype of the input that was broadcast."""
     return x.sum_to_size(like.shape).to(like.dtype)
 
 
 def paired(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in their common shape: PyTorch's operators count the entries of the first."""
+    """Both tensors in their common shape: PyTorch's operators count the entries of the first."""
     return (x, y) if x.shape == y.shape else torch.broadcast_tensors(x, y)

@@ -10,8 +10,8 @@ states. The derivative is that of a sum of products, at any $lp$, normalized or 
 
     d(-log Z) / d lp_t(c) = -sum_(m(s) = c) exp(a_t(s) + b_t(s) - log Z).
 
-PyTorch adds $exp(lp_t(c))$ to it, for a log_softmax that it assumes before the loss. The derivative of such a
-log_softmax gives the same with and without this term.
+PyTorch adds $exp(lp_t(c))$, because it assumes a log_softmax before the loss. The derivative of such a log_softmax gives the
+same with and without this term.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _alignments_fit(
     log_alpha: Tensor,
     blank: int,
 ) -> str:
-    """Why labels or lengths do not fit, which the kernel reads as places in memory."""
+    """An error message if labels or lengths do not fit, else "". The kernel uses them as places in memory."""
     T, N, C = log_probs.shape
     longest = (log_alpha.shape[-1] - 1) // 2
     if not 0 <= blank < C:
@@ -154,8 +154,8 @@ def ctc_loss_gradient(
         targets: the labels, integers, (N, S), or concatenated, (L,).
         input_lengths: (N,), integers; may be on the CPU.
         target_lengths: (N,), integers; may be on the CPU.
-        neg_log_likelihood: $-log Z$, (N,), as _ctc_loss returns it; a function of ``log_probs`` where this is
-            differentiated.
+        neg_log_likelihood: $-log Z$, (N,), as _ctc_loss returns it; in further derivatives it is a function of
+            ``log_probs``.
         log_alpha: $a$, (N, T, A); likewise. $A$ is $2 S + 1$ for the longest labels.
         blank: the index of the blank.
 
@@ -184,7 +184,7 @@ def _(
     log_alpha: Tensor,
     blank: int,
 ) -> Tensor:
-    # PyTorch's kernel reads these as if they were contiguous
+    # PyTorch's kernel assumes that these are contiguous
     targets, input_lengths, target_lengths = (x.contiguous() for x in (targets, input_lengths, target_lengths))
     # lp without its largest entry at each time: then the exp(lp) that PyTorch adds is at most 1, and can be subtracted
     times = torch.arange(log_probs.shape[0], device=log_probs.device)
@@ -205,7 +205,7 @@ def _(
 
 
 def lengths(given: Any, like: Tensor) -> Tensor:
-    """Lengths as a tensor, also if the operator has a list."""
+    """Lengths as a tensor, even if the operator takes a list."""
     return given.to(like.device) if isinstance(given, Tensor) else torch.tensor(given, device=like.device)
 
 

@@ -1,29 +1,29 @@
 """Cross entropy of a linear layer, by chunks of rows: two operators of torch.nn.functional.linear_cross_entropy.
 
 With the logits $z = x W^T + b$, $s$ their softmax along a row, and $r_n$ the weight of the class of row $n$, divided by
-the sum of all $r$ where the mean is taken, and zero where the class is ignored,
+the sum of all $r$ if the mean is taken, and zero if the class is ignored,
 
     cotangent of $z$, given that of the losses:  $G = g_n r_n (s - e_y)$,
     from which:                                $G W$ for $x$, $G^T x$ for $W$, and the sum of the rows of $G$ for $b$.
 
-From torch 2.15 on the target may be a probability $p$ of each class instead: with a weight $w_c$ of each class, and
+Since torch 2.15, the target may be a probability $p$ of each class instead: with a weight $w_c$ of each class, and
 $1 / N$ for the mean,
 
     $G = g_n (s <w, p_n> - w p_n)$,               and $-g_n w log s$ for $p$.
 
-PyTorch raises if such a target requires grad, so the operator database has its samples.
+PyTorch raises if such a target requires grad. Only its operator database has samples with such targets.
 
-PyTorch computes the gradients in the forward, and they are constants to it. They are used if no further derivative
+PyTorch computes the gradients in the forward and treats them as constants. They are used if no further derivative
 follows.
 
 Args:
-    grad: of the loss, a number, or (N,) without reduction.
+    grad: cotangent of the loss, a number, or (N,) without reduction.
     input: $x$, (N, F), real.
     linear_weight: $W$, (C, F).
     linear_bias: $b$, (C,), or None.
-    weight: of the classes, (C,), or None for 1.
+    weight: the weights of the classes, (C,), or None for 1.
     reduction: "none", "mean" or "sum".
-    ignore_index: the class that is ignored; it means nothing where there are probabilities.
+    ignore_index: the class that is ignored; it has no effect for probabilities.
 """
 
 from __future__ import annotations

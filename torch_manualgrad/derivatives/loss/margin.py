@@ -1,7 +1,7 @@
 """soft_margin_loss: $log(1 + exp(-y x))$ for $x$ and $y = 1$ or $-1$, one for each entry, which are then reduced.
 
-With $s$ the sigmoid and $u = y x$ the derivatives for $x$ are $-y s(-u)$ and $y^2 s(u) s(-u)$. PyTorch's are quotients
-of $exp(-u)$, nan where that overflows: beyond $u = -88$ in single precision.
+With $s$ the sigmoid and $u = y x$, the derivatives for $x$ are $-y s(-u)$ and $y^2 s(u) s(-u)$. PyTorch's derivatives are
+quotients of $exp(-u)$, and nan where that overflows: beyond $u = -88$ in single precision.
 
 Args:
     target: $y$, (*).
@@ -40,7 +40,7 @@ def soft_margin_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor,
 
 @formula
 def soft_margin_loss_double_backward(grad: Tensor, input: Tensor, target: Tensor, reduction: int) -> Tensor:
-    """Cotangent of $x$, given the product of that of the gradient and of that of the loss: $h y^2 s(y x) s(-y x)$.
+    """Cotangent of $x$, given the product of those of the gradient and the loss: $h y^2 s(y x) s(-y x)$.
 
     Returns:
         The shape of ``grad``.

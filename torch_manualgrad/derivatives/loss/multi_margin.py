@@ -133,7 +133,7 @@ def multi_margin_loss_double_backward(
     weight: Tensor | None,
     reduction: int,
 ) -> Tensor:
-    """Cotangent of $x$, given $h$, that of its gradient; or tangent of the gradient, $h$ that of $x$: zero for $p = 1$.
+    """Cotangent of $x$, given $h$, that of its gradient; or tangent of the gradient, given $h$, that of $x$. Zero for $p = 1$.
 
     Args:
         grad: $h$, the shape of ``self``.

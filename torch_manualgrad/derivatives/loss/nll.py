@@ -32,7 +32,7 @@ def _losses(x: Tensor, target: Tensor, weight: Tensor, ignored: int) -> tuple[Te
 def _weight_jvp(
     weight_t: Tensor, weight_p: Tensor, self_p: Tensor, target: Tensor, reduction: int, ignore_index: int
 ) -> Tensor:
-    """Tangent of the loss for that of the weights; a mean is divided by the sum of weights, $W$: $(dS - L dW) / W$."""
+    """Tangent of the loss, given that of the weights. A mean is divided by the sum of weights, $W$: $(dS - L dW) / W$."""
     losses, of_class = _losses(self_p, target, weight_t, ignore_index)
     if reduction != MEAN:
         return reduced(losses, reduction)
@@ -49,7 +49,7 @@ def _weight_backward_jvp(
     reduction: int,
     ignore_index: int,
 ) -> Tensor:
-    """Tangent of the gradient for that of the weights."""
+    """Tangent of the gradient, given that of the weights."""
     x = self_p.contiguous()
     if reduction == MEAN:
         _, of_class = _losses(x, target, weight_t, ignore_index)

@@ -32,7 +32,7 @@ aten = torch.ops.aten
 
 @formula
 def mse_loss_double_backward(grad: Tensor, input: Tensor, reduction: int) -> Tensor:
-    """Cotangent of $x$, given the product of that of the gradient and of that of the loss $(x - y)^2$: $2 h / n$.
+    """Cotangent of $x$, given the product of those of the gradient and of the loss $(x - y)^2$: $2 h / n$.
 
     Args:
         input: $x$. Its entries are counted.
@@ -80,7 +80,7 @@ def huber_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduc
 
 @formula
 def huber_loss_double_backward(grad: Tensor, input: Tensor, target: Tensor, reduction: int, delta: float) -> Tensor:
-    """Cotangent of $x$, given the product of that of the gradient and of that of the loss: $h / n$ where $|x - y| < b$.
+    """Cotangent of $x$, given the product of those of the gradient and the loss: $h / n$ where $|x - y| < b$.
 
     Returns:
         The shape of ``grad``.

@@ -20,13 +20,13 @@ tangent of $T$ along $u$, and $uP = P (U - <P U>)$, the tangent of $do$ is
 
     E v + dP uv + uP dv + P duv,        E = uP (T - <P T>) + P (W - <uP T> - <P W>).
 
-None of this reads a saved output or log sum exp, which would be constants to the next derivative. All is computed for a
-block of `ROWS` queries at a time, so that a few blocks of scores are in memory. In the second derivatives a block is an
-opaque formula of its own: autograd saves its inputs and computes it again.
+None of this reads a saved output or log-sum-exp, which would be constants to the next derivative. Everything is computed for
+one block of `ROWS` queries at a time, so that only a few blocks of scores are in memory. In the second derivatives, each block
+is an opaque formula: autograd saves its inputs and recomputes it.
 
-PyTorch has the first order in reverse mode only, and plain calls are left to it; the rule of the backward gives the
-higher orders. The log sum exp that attention returns is a constant to every derivative, as in PyTorch. The mask that is
-added to the scores has derivatives too, which PyTorch has for unfused attention only. The operator has no dropout:
+PyTorch has only the first order in reverse mode, and plain calls are left to it; the rule of the backward has the
+higher orders. The log-sum-exp that attention returns is a constant to every derivative, as in PyTorch. The mask that is
+added to the scores has derivatives too, which PyTorch has only for unfused attention. The operator has no dropout:
 attention with dropout is composed of other operators.
 
 Args:
@@ -41,7 +41,7 @@ Args:
     query_u, key_u, value_u, attn_mask_u: tangents $u$ of $q$, $k$, $v$ and $M$; None for zero.
     query_tu, key_tu, value_tu, attn_mask_tu: tangents of the tangents; None for zero.
     first: the number of the block's first query.
-    of_mask: whether the last result is wanted, which is empty otherwise.
+    of_mask: whether the last result is wanted; otherwise it is empty.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _scale_of(scale: float | None, query: Tensor) -> Any:
 
 
 def _heads(x: Tensor | None, query: Tensor) -> Any:
-    """Keys or values for each head of the queries, wide. Several of them may share one head."""
+    """Keys or values for each head of the queries, in at least float32. Several heads of the queries may share one."""
     if x is None:
         return None
     each = query.shape[1] // x.shape[1]
@@ -81,7 +81,7 @@ def _shared(x: Tensor, like: Tensor) -> Tensor:
 
 
 def _blocks_of(x: Tensor | None, rows: Any = None) -> Iterable[Any]:
-    """Blocks of the rows of $x$, wide. Given the number of rows, $x$ may have a single row for all."""
+    """Blocks of the rows of $x$, in at least float32. If ``rows`` is given, $x$ may have a single row for all of them."""
     if x is None:
         return repeat(None)
     if rows is not None:
@@ -207,7 +207,7 @@ def _(inputs: Any, output: Any, tangents: Any) -> Any:
 
 
 def _heads_fit(query: Tensor, key: Tensor, attn_mask: Tensor | None) -> str:
-    """Why the heads or the mask do not fit, which the kernel does not check; empty if they fit."""
+    """An error message if the heads or the mask do not fit, else "". The kernel does not check them."""
     if not key.shape[1] or query.shape[1] % key.shape[1]:
         return f"key: expected a number of heads that divides the {query.shape[1]} of query, got {key.shape[1]}"
     scores = [*query.shape[:3], key.shape[2]]
@@ -260,7 +260,7 @@ def _(grad_out: Tensor, *given: Any) -> tuple[Tensor, ...]:
     *tensors, logsumexp, attn_mask, is_causal, scale = given
     if not grad_out.is_cpu:
         return attention_backward.reference(grad_out, *given)
-    # PyTorch's kernel reads rows as if they were contiguous and did not overlap
+    # PyTorch's kernel assumes that rows are contiguous and do not overlap
     rows = [x if x.stride(-1) == 1 and x.stride(-2) >= x.shape[-1] else x.contiguous() for x in tensors]
     found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad_out, *rows, logsumexp, 0.0, is_causal, attn_mask=attn_mask, scale=scale
@@ -340,7 +340,7 @@ def attention_backward_jvp_of_block(
 
     Args:
         grad_out, query, attn_mask: the block's rows of these. Their tangents have the same rows.
-        key, value: all rows, and as many heads as ``query`` has, as have their tangents.
+        key, value: all rows, with as many heads as ``query``. So have their tangents.
 
     Returns:
         The shape of ``query``; the block's terms for ``key`` and ``value``; and the block's rows for the mask, for all
@@ -394,7 +394,7 @@ def attention_backward_jvp(
         The shapes of ``query``, ``key``, ``value`` and ``attn_mask``.
 
     References:
-        The derivative of `attention_backward`, which is symmetric, as that is a gradient.
+        The derivative of `attention_backward`. It is symmetric, because `attention_backward` is a gradient.
     """
     k, k_t, v, v_t = (_heads(x, query) for x in (key, key_t, value, value_t))
     blocks = zip(
@@ -442,7 +442,7 @@ def attention_jvp_jvp_of_block(
 
     Args:
         query, attn_mask: the block's rows of these. Their tangents have the same rows.
-        key, value: all rows, and as many heads as ``query`` has, as have their tangents.
+        key, value: all rows, with as many heads as ``query``. So have their tangents.
 
     Returns:
         The shape of ``query``.
@@ -527,7 +527,7 @@ def double_vjp(
     scale: float | None,
     wanted: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    """Cotangents of $g$, $q$, $k$, $v$ and $M$, given those of the four gradients; ``wanted`` says which of the five."""
+    """Cotangents of $g$, $q$, $k$, $v$ and $M$, given those of the four gradients; ``wanted`` selects among the five."""
     pairs = (query, of_q, key, of_k, value, of_v, attn_mask, of_mask, is_causal, scale)
     of_g = attention_jvp(*pairs) if wanted[0] else None
     if not any(wanted[1:]):
@@ -559,7 +559,7 @@ def _defer_to_stock(*values: Any) -> bool:
     return mask is None or not mask.requires_grad
 
 
-# of the samples' probe, which views tensors as integers; a vmap over the cotangent alone does not reach it
+# gaps of the samples' probe, which views tensors as integers; a vmap over the cotangent alone does not reach it
 _NO_BATCHES = dict.fromkeys(
     (*(f"vmap/over args[{i}]" for i in (1, 2, 3)), "vmap/over all", "vmap-grad"),
     ("PyTorch has no batching rule of a view of another dtype", "2.13"),

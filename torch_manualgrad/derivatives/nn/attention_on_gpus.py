@@ -1,9 +1,10 @@
 """The fused attention operators of GPUs: flash, memory-efficient and cuDNN's. The mathematics is in `attention`.
 
-PyTorch has their first order in reverse mode only, and plain calls are left to it. The rules of the backward operators
-give the higher orders, those of the operators forward mode. Both compute the probabilities again, in blocks of queries.
+PyTorch has only their first order in reverse mode, and plain calls are left to it. The rules of the backward operators
+have the higher orders, and the rules of the operators themselves have forward mode. Both recompute the probabilities, in
+blocks of queries.
 
-Dropout is drawn in the kernel and nobody else knows its mask, so that a derivative which PyTorch does not have raises.
+Dropout is drawn in the kernel, and its mask is not available outside, so derivatives that PyTorch does not have raise.
 With ``is_causal`` and unequal numbers of queries and keys, query $i$ attends to the keys 0 to $i$ in the
 memory-efficient operator; the two others align the last query with the last key, and raise here too.
 
@@ -31,7 +32,7 @@ from torch_manualgrad.core.rule.catalogue import gap
 from .attention import SOURCE, attention_backward, attention_backward_jvp, attention_jvp, double_vjp
 
 _HERE = torch.cuda.is_available()
-# what the kernels of flash and cuDNN take; under autocast a derivative gets everything in the precision of the logsumexp
+# the dtypes of the flash and cuDNN kernels; under autocast, a derivative gets everything in the precision of the logsumexp
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -39,12 +40,12 @@ def _check(query: Tensor, key: Tensor, dropout_p: float, is_causal: bool, any_le
     if dropout_p:
         raise NotImplementedError(
             f"dropout_p: fused attention with dropout has a first derivative in reverse mode only, got {dropout_p}; "
-            "with torch.nn.attention.sdpa_kernel(SDPBackend.MATH) it has all"
+            "all derivatives exist with torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
         )
     if is_causal and not any_length and query.shape[-2] != key.shape[-2]:
         raise NotImplementedError(
             f"is_causal: expected as many queries as keys, got {query.shape[-2]} and {key.shape[-2]}; "
-            "with torch.nn.attention.sdpa_kernel(SDPBackend.MATH) any numbers have all derivatives"
+            "with torch.nn.attention.sdpa_kernel(SDPBackend.MATH), all derivatives exist for any numbers"
         )
 
 
@@ -53,10 +54,10 @@ def _forward(operator: str, gradient: Any, takes_mask: bool, any_length: bool, c
 
     Args:
         operator: its name.
-        gradient: of query, key, value and, if ``any_length``, of the mask.
+        gradient: the gradient of query, key, value and, if ``any_length``, of the mask.
         takes_mask: whether it has an argument attn_bias.
         any_length: whether it aligns the first query with the first key.
-        constants: its outputs besides ``output``.
+        constants: its outputs other than ``output``.
     """
 
     def jvp(
@@ -95,9 +96,9 @@ def _backward(operator: str, g: str, results: Sequence[str], takes_mask: bool, a
 
     Args:
         operator: its name.
-        g: what it calls the cotangent of the output.
+        g: its name for the cotangent of the output.
         results: its results.
-        takes_mask, any_length: as in `_forward`. Where both hold, the last result is the mask's.
+        takes_mask, any_length: as in `_forward`. If both hold, the last result is the gradient of the mask.
     """
 
     def vjp(
@@ -280,4 +281,4 @@ GPU_RULES = [
 
 for _rule in GPU_RULES:
     if _rule not in rules.entered():
-        gap(_rule.name, reason="only GPUs have the operator; its rule is in the registry where there is one")
+        gap(_rule.name, reason="only GPUs have the operator; its rule is registered where such a GPU is available")

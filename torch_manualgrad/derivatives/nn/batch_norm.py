@@ -1,17 +1,17 @@
 """Batch normalization. The mathematics is in `normalization`.
 
-In training, the statistics are those of the batch, functions of the input; the running ones are not read. In evaluation
-they are the running ones, which have tangents in forward mode and are constants in reverse mode: a gradient of them
-raises. The mean and the inverse deviation that the operators return are constants to every derivative, as in PyTorch.
+In training, the statistics are those of the batch and functions of the input; the running statistics are not read. In
+evaluation, the running statistics are used. They have tangents in forward mode and are constants in reverse mode: their
+gradient raises. The mean and the inverse deviation that the operators return are constants to every derivative, as in PyTorch.
 
-Plain calls in reverse mode stay with PyTorch, whose first order is right; the rules of the backward operators give the
-higher ones.
+Plain calls in reverse mode are left to PyTorch, whose first order is right; the rules of the backward operators have the
+higher orders.
 
-_native_batch_norm_legit and _batch_norm_with_update write to the running statistics by their schema, and have
+_native_batch_norm_legit and _batch_norm_with_update write to the running statistics, as their schemas say, and have
 functional forms that return the new ones. `torch.nn.functional.batch_norm` calls native_batch_norm, which writes to
 them although its schema does not say so. The operators for evaluation only, _native_batch_norm_legit_no_training and
-_batch_norm_no_update, have no rule: they are affine in each input. The operators of cuDNN and MIOpen have rules in the
-registry on a machine with such a GPU, and entries of the catalogue elsewhere.
+_batch_norm_no_update, have no rule: they are affine in each input. The rules of the cuDNN and MIOpen operators are registered
+on a machine with such a GPU; elsewhere, these operators are entries of the catalogue.
 
 Args:
     grad_out: $g$, the shape of ``input``.
@@ -53,12 +53,12 @@ from .normalization import (
 
 
 def _dims(input: Tensor) -> list[int]:
-    """All dims but the channels."""
+    """All dims except the channels."""
     return [d for d in range(input.dim()) if d != 1]
 
 
 def _by_channel(x: Tensor | None, input: Tensor) -> Any:
-    """One entry for each channel, wide, for broadcasting."""
+    """One entry for each channel, in at least float32, for broadcasting."""
     return None if x is None else wide(x).reshape(-1, *[1] * (input.dim() - 2))
 
 
@@ -80,7 +80,7 @@ def _statistics_fit(
     save_invstd: Tensor | None,
     train: bool,
 ) -> str:
-    """Why the statistics do not fit, which the kernel does not check; empty if they fit."""
+    """An error message if the statistics do not fit, else "". The kernel does not check them."""
     saved = {"save_mean": save_mean, "save_invstd": save_invstd}
     running = {"running_mean": running_mean, "running_var": running_var}
     for name, x in (saved if train else running).items():
@@ -106,9 +106,9 @@ def native_batch_norm_backward(
     """Cotangents of input, weight and bias, given that of batch_norm: $P(g w), sum g x^, sum g$; in evaluation $r g w$.
 
     Args:
-        save_mean, save_invstd: as native_batch_norm returns them in training; where this is differentiated they are
+        save_mean, save_invstd: as native_batch_norm returns them in training; in further derivatives they are
             functions of ``input``.
-        output_mask: which of the three are wanted; the others come back empty.
+        output_mask: which of the three are wanted; the others are returned empty.
 
     Returns:
         The gradients, of the shapes of ``input``, (C,) and (C,); the first has its layout.
@@ -124,7 +124,7 @@ def native_batch_norm_backward(
 
 
 def _zeros(input: Tensor, weight: Tensor | None, output_mask: Sequence[bool]) -> tuple[Tensor, ...]:
-    """The results for an input without elements; for any other their shapes, dtypes and strides."""
+    """The results for an input without elements. For other inputs, only their shapes, dtypes and strides are right."""
     of_x = torch.zeros_like(input, memory_format=gradient_format(input))
     of_channels = (input if weight is None else weight).new_zeros(input.shape[1])
     return tuple(
@@ -135,15 +135,15 @@ def _zeros(input: Tensor, weight: Tensor | None, output_mask: Sequence[bool]) ->
 @native_batch_norm_backward.impl("default")
 def _(*given: Any) -> tuple[Tensor, ...]:
     grad, input, weight, *statistics, train, eps, output_mask = given
-    if not input.numel():  # PyTorch's kernel would end the process
+    if not input.numel():  # PyTorch's kernel would crash
         return _zeros(input, weight, output_mask)
-    # PyTorch's kernel reads vectors as if they were contiguous
+    # PyTorch's kernel assumes that vectors are contiguous
     weight, *statistics = (x if x is None else x.contiguous() for x in (weight, *statistics))
     if _fails_in_stock(input, weight, output_mask[1] or output_mask[2]):
         weight = input.new_ones(input.shape[1])
     found = torch.ops.aten.native_batch_norm_backward(grad, input, weight, *statistics, train, eps, output_mask)
     of_x, *parameters = (f if yes else input.new_zeros(0) for f, yes in zip(found, output_mask))
-    if output_mask[0]:  # on CUDA it is contiguous in evaluation
+    if output_mask[0]:  # on CUDA, it is contiguous in evaluation
         of_x = of_x.contiguous(memory_format=gradient_format(input))
     return (of_x, *parameters)
 
@@ -179,7 +179,7 @@ def batchnorm_double_backward(
         The shapes of $x$, (C,), and of $x$.
 
     References:
-        ATen batchnorm_double_backward, which takes the statistics for constants.
+        ATen batchnorm_double_backward, which treats the statistics as constants.
     """
     s = _standardized(input, running_mean, running_var, training, eps)
     given = (None if ggI is None else wide(ggI), *[_by_channel(x, input) for x in (ggG, ggB)])
@@ -190,7 +190,7 @@ def batchnorm_double_backward(
 def _moved(
     s: Standardized, input: Tensor, input_t: Tensor | None, mean_t: Tensor | None, var_t: Tensor | None
 ) -> Tensor | None:
-    """Tangent of $x$ with the effect on $x^$ of $dx$ and, in evaluation, $dm$ and $dv$: $dx - dm - x^ r dv / 2$."""
+    """The tangent of $x$ with the same effect on $x^$ as $dx$ and, in evaluation, $dm$ and $dv$: $dx - dm - x^ r dv / 2$."""
     found = None if input_t is None else wide(input_t)
     if s.dims is None and mean_t is not None:
         found = (torch.zeros_like(s.values) if found is None else found) - _by_channel(mean_t, input)
@@ -233,7 +233,7 @@ def batch_norm_backward_jvp(
         _by_channel(weight_t, input),
         summed=_dims(input),
     )
-    if not train and running_var_t is not None:  # of r in r g w
+    if not train and running_var_t is not None:  # the tangent of r in r g w
         g = wide(grad_out) if weight is None else wide(grad_out) * _by_channel(weight, input)
         of_x = of_x - g * s.rstd**3 * _by_channel(running_var_t, input) / 2
     dtype = input.dtype if weight is None else weight.dtype
@@ -260,7 +260,7 @@ def batch_norm_jvp(
         The shape of $x$.
 
     References:
-        ATen batch_norm_jvp, which takes the statistics for constants in evaluation.
+        ATen batch_norm_jvp, which treats the statistics as constants in evaluation.
     """
     s = _standardized(input_p, running_mean, running_var, train, eps)
     affine = [_by_channel(x, input_p) for x in (weight_p, weight_t, bias_t)]
@@ -268,7 +268,7 @@ def batch_norm_jvp(
 
 
 def _fails_in_stock(input: Tensor, weight: Tensor | None, has_bias: bool) -> bool:
-    """PyTorch's backward of an empty batch ends the process, and on CUDA it makes the bias's gradient like the weight."""
+    """PyTorch's backward crashes for an empty batch, and on CUDA it creates the bias's gradient like the weight."""
     return not input.numel() or input.is_cuda and weight is None and has_bias
 
 
@@ -284,7 +284,7 @@ def _vjp(
     eps: float,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    # PyTorch's own, which the compiler fuses, if no further derivative follows
+    # if no further derivative follows, PyTorch's own backward is called, which the compiler fuses
     ours = torch.is_grad_enabled() or _fails_in_stock(input, weight, output_mask[2])
     backward = native_batch_norm_backward if ours else torch.ops.aten.native_batch_norm_backward
     return backward(grad, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask)
@@ -324,13 +324,13 @@ def _forward(name: str, bound: dict[str, Any], others: Sequence[str] = (), **abo
 
 
 def _backward(name: str, train: str | bool, saved: Sequence[str], *, g: str = "grad_out", **about: Any) -> Any:
-    """The rule of the backward of one.
+    """The rule of the backward of a batch normalization.
 
     Args:
         name: the operator, without ``aten::``.
         train: its training flag.
-        saved: its saved statistics. As functions of the input, they have their part in the derivative of the input.
-        g: its cotangent.
+        saved: its saved statistics. As functions of the input, they contribute to the derivative of the input.
+        g: the name of its cotangent.
         about: other parameters of the formulas, and arguments of `rule`.
     """
     fixed = {n: about.pop(n) for n in ("running_mean", "running_var", "eps") if n in about}
@@ -367,7 +367,7 @@ _forward("_batch_norm_with_update_functional", {"train": True}, ("result3", *_ST
 _backward("native_batch_norm_backward", "train", ("save_mean", "save_invstd"))
 _backward("batch_norm_backward", "update", ("save_mean", "save_var"))
 
-# of operators that only GPUs have
+# libraries of operators that only GPUs have, and whether they are available
 _LIBRARIES = {
     "cudnn": torch.backends.cudnn.is_available() and torch.cuda.is_available(),
     "miopen": torch.version.hip is not None,
@@ -396,4 +396,4 @@ for _library, _here in _LIBRARIES.items():
 
 for _rule in GPU_RULES:
     if _rule not in rules.entered():
-        gap(_rule.name, reason="only GPUs have the operator; its rule is in the registry where there is one")
+        gap(_rule.name, reason="only GPUs have the operator; its rule is registered where such a GPU is available")

@@ -1,6 +1,6 @@
 """Dropout, rrelu and masked softmax: operators that take or return a mask or noise.
 
-Random numbers are constants of the derivatives: dropout is $mask * x / (1 - p)$, rrelu is $noise * x$.
+Derivatives treat random numbers as constants: dropout is $mask * x / (1 - p)$, rrelu is $noise * x$.
 
 Args:
     grad: cotangent of the result, or tangent of the input.
@@ -38,7 +38,7 @@ def native_dropout_double_backward(ggI: Tensor, grad: Tensor, mask: Tensor, scal
 
     Args:
         ggI: cotangent of the result.
-        grad: for its dtype.
+        grad: only its dtype is used.
 
     Returns:
         The shape of ``grad``.
@@ -70,7 +70,7 @@ def rrelu_with_noise_backward(
         self: $x$, real; not read in training.
         noise: the factor of $x$ in training: 1 where $x > 0$.
         lower, upper: the interval that the noise was drawn from. Their mean is the slope in evaluation.
-        training: whether the noise is the factor, and not the slope of evaluation.
+        training: whether the noise is the factor, instead of the slope in evaluation.
 
     Returns:
         The shape of ``self``.
@@ -113,7 +113,7 @@ _rrelu_backward = torch.ops.aten.rrelu_with_noise_backward.default
 
 
 def _dropout(x: Tensor, mask: Tensor, p: float, train: bool | None) -> Tensor:
-    """Without ``train``, PyTorch drops as in training. It returns an empty input itself, whose derivative is a view."""
+    """If ``train`` is None, PyTorch drops as in training. It returns an empty input itself, so the derivative is a view."""
     if x.numel() == 0:
         return x.view_as(x)
     scale = 1.0 if train is False else 0.0 if p == 1 else 1 / (1 - p)
@@ -124,7 +124,7 @@ rule(
     "aten::native_dropout",
     vjp={"input": bind(_dropout, x="grad_result0", mask="result1")},
     jvp={"result0": bind(_dropout, x="input_t", mask="result1")},
-    # without ``train`` PyTorch's derivative lacks the scale
+    # if train is None, PyTorch's derivative lacks the scale
     defer_to_stock=ByMetadata(lambda _, p, train: train is not None),
     improves="values",
     source="ATen infinitely_differentiable_native_dropout_backward",
@@ -150,7 +150,7 @@ FUSED_DROPOUT = rule(
     register=torch.cuda.is_available(),
 )
 if not torch.cuda.is_available():
-    gap(FUSED_DROPOUT.name, reason="only GPUs have the operator; its rule is in the registry where there is one")
+    gap(FUSED_DROPOUT.name, reason="only GPUs have the operator; its rule is registered where such a GPU is available")
 
 
 rule(
@@ -162,7 +162,7 @@ rule(
     jvp={"result0": rrelu_with_noise_backward.bind(grad_output="self_t", noise="noise_out")},
     not_differentiable="noise_out",
     improves="values",
-    source="ATen rrelu_with_noise_backward, which PyTorch gives the noise that the call began with",
+    source="ATen rrelu_with_noise_backward, which PyTorch calls with the noise from before the call",
 )
 rule(
     "aten::rrelu_with_noise",
@@ -171,8 +171,7 @@ rule(
         bind(_rrelu_backward, grad_output="grad", self="result", self_is_result=True), nonnegative=("lower", "upper")
     ),
     jvp={"result": rrelu_with_noise_backward.bind(grad_output="self_t")},
-    # PyTorch saves the noise before it is drawn: hooks that copy, such as those of checkpoint, save uninitialized
-    # memory
+    # PyTorch saves the noise before it is drawn: hooks that copy, such as those of checkpoint, save uninitialized memory
     improves="values",
     source="ATen rrelu_with_noise_backward",
     gaps=dict.fromkeys(("vmap", "vmap-grad"), "PyTorch has no batching rule of the operator"),

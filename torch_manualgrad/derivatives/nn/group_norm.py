@@ -1,21 +1,21 @@
 """Group normalization: native_group_norm and its backward. The mathematics is in `normalization`.
 
 The mean and the rstd that native_group_norm returns are differentiable, as in PyTorch. native_group_norm_backward has
-no derivative in PyTorch; here it is a function of the cotangent, the input and the weight, with the statistics those of
+no derivative in PyTorch; here it is a function of the cotangent, the input and the weight, and the statistics are those of
 the input.
 
 Args:
-    N, C, HxW: the sizes of $x$, where HxW is the product of those that follow.
+    N, C, HxW: the sizes of $x$, where HxW is the product of the sizes after $C$.
     group: the number of groups.
     eps: added to the variance.
     input, input_p: $x$, (N, C, *), real.
     weight, weight_p: $w$, (C,), or None for 1.
     grad_out: the cotangent of group_norm that the backward was given, the shape of $x$.
-    rstd: as native_group_norm returns it, (N, group); where this is differentiated it is a function of $x$.
+    rstd: as native_group_norm returns it, (N, group); in further derivatives it is a function of $x$.
     grad_out_t, input_t, weight_t, bias_t: tangents; None for zero.
 
 Note:
-    Where not differentiable: with $eps = 0$, where a group is constant. All results but the tangent of the mean are
+    Where not differentiable: with $eps = 0$, where a group is constant. All results except the tangent of the mean are
     nan.
 """
 
@@ -42,17 +42,17 @@ from .normalization import (
     wide,
 )
 
-_DIMS = (2, 3)  # of what `_grouped` gives
+_DIMS = (2, 3)  # of the result of `_grouped`
 _SUMMED = (0, 3)
 
 
 def _grouped(x: Tensor | None, N: int, C: int, HxW: int, group: int) -> Any:
-    """(N, C, *) as (N, group, C / group, HxW), wide."""
+    """(N, C, *) as (N, group, C / group, HxW), in at least float32."""
     return None if x is None else wide(x).reshape(N, group, C // group, HxW)
 
 
 def _by_channel(x: Tensor | None, C: int, group: int) -> Any:
-    """(C,) as (group, C / group, 1), wide."""
+    """(C,) as (group, C / group, 1), in at least float32."""
     return None if x is None else wide(x).reshape(group, C // group, 1)
 
 
@@ -220,7 +220,7 @@ def group_norm_invstd_jvp(input_p: Tensor, input_t: Tensor, invstd_p: Tensor, gr
 
     Args:
         input_t: tangent of $x$.
-        invstd_p: $r$, (N, group); for its dtype.
+        invstd_p: $r$, (N, group); only its dtype is used.
 
     Returns:
         (N, group).
@@ -248,12 +248,12 @@ def _vjp(
 ) -> tuple[Tensor | None, ...]:
     mask, sizes = list(output_mask), (N, C, HxW, group)
     of_others = grad_result0 is None or grad_result1 is not None or grad_result2 is not None
-    # PyTorch's own fails for a bias without a weight, gives nan for the weight where there is nothing to normalize, and
-    # on a rank's part of a distributed tensor is given the sizes of the whole
+    # PyTorch's own backward fails for a bias without a weight, returns nan for the weight if there is nothing to normalize,
+    # and receives the sizes of the whole tensor for a rank's shard of a distributed one
     if torch.is_grad_enabled() or of_others or mask[1] != mask[2] or input.numel() == 0 or is_sharded(input):
         given = (grad_result0, grad_result1, grad_result2, input, weight, *sizes, eps)
         found = infinitely_differentiable_native_group_norm_backward(*given)
-    else:  # the compiler fuses it
+    else:  # PyTorch's own, which the compiler fuses
         assert grad_result0 is not None
         kept = gradient_format(input) if input.device.type == "cpu" else torch.contiguous_format
         g, x = (t.contiguous(memory_format=kept) for t in (grad_result0, input))

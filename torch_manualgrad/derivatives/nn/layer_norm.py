@@ -1,14 +1,14 @@
 """Layer normalization: native_layer_norm and its backward. The mathematics is in `normalization`.
 
 The mean and the rstd that the operators return are constants to every derivative, as in PyTorch; the formulas
-differentiate functions of the input. Plain calls in reverse mode stay with PyTorch, whose first order is right; the
-rule of the backward operator gives the higher ones.
+differentiate functions of the input. Plain calls in reverse mode are left to PyTorch, whose first order is right; the
+rule of the backward operator has the higher orders.
 
 Args:
     grad_out: $g$, the shape of ``input``.
     input, input_p: $x$, (*rows, *normalized_shape), real.
     normalized_shape: the sizes of the last dims.
-    mean, rstd: as native_layer_norm returns them, (*rows, 1, ..., 1); where this is differentiated they are functions
+    mean, rstd: as native_layer_norm returns them, (*rows, 1, ..., 1); in further derivatives they are functions
         of ``input``.
     weight, weight_p: $w$, of shape ``normalized_shape``, or None for 1.
     grad_out_t, input_t, weight_t, bias_t: tangents; None for zero.
@@ -55,11 +55,11 @@ def native_layer_norm_backward(
     """Cotangents of input, weight and bias, given that of layer_norm: $P(g w)$, $sum g x^$, $sum g$.
 
     Args:
-        bias: for its dtype, or None.
-        output_mask: which of the three are wanted; the others come back empty.
+        bias: only its dtype is used; or None.
+        output_mask: which of the three are wanted; the others are returned empty.
 
     Returns:
-        The gradients, of the shape of ``input`` and of ``normalized_shape`` twice; contiguous.
+        The gradients, contiguous, of the shape of ``input`` and twice of ``normalized_shape``.
 
     References:
         ATen native_layer_norm_backward; Ba, Kiros, Hinton, Layer Normalization, arXiv:1607.06450.
@@ -78,7 +78,7 @@ def _(*given: Any) -> tuple[Tensor, ...]:
     grad, input, shape, mean, rstd, weight, bias, output_mask = given
     if (weight is None and output_mask[1]) or (bias is None and output_mask[2]):
         return native_layer_norm_backward.reference(*given)  # PyTorch's kernel returns no tensor for these
-    # PyTorch's kernel reads the statistics as if they were contiguous
+    # PyTorch's kernel assumes that the statistics are contiguous
     found = torch.ops.aten.native_layer_norm_backward(
         grad, input, shape, mean.contiguous(), rstd.contiguous(), weight, bias, output_mask
     )
@@ -110,7 +110,7 @@ def layer_norm_double_backward(
         The shapes of $x$, of ``normalized_shape``, and of $x$.
 
     References:
-        ATen layer_norm_double_backward, which takes the statistics for constants.
+        ATen layer_norm_double_backward, which treats the statistics as constants.
     """
     s = standardized_by(input_t, last_dims(normalized_shape), save_invstd_t)
     others = other_dims(input_t, normalized_shape)
@@ -186,7 +186,7 @@ def layer_norm_jvp(
         The shape of $x$.
 
     References:
-        ATen layer_norm_jvp, which takes the statistics for constants.
+        ATen layer_norm_jvp, which treats the statistics as constants.
     """
     s = standardized(input_p, last_dims(normalized_shape), eps)
     return norm_jvp(s, *widened(input_t, weight_p, weight_t, bias_t)).to(input_p.dtype)
@@ -202,7 +202,7 @@ def _vjp(
     bias: Tensor | None,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    # PyTorch's own, which the compiler fuses, if no further derivative follows
+    # if no further derivative follows, PyTorch's own backward is called, which the compiler fuses
     again = torch.is_grad_enabled()
     backward = native_layer_norm_backward if again else torch.ops.aten.native_layer_norm_backward
     return backward(grad_result0, input, normalized_shape, result1, result2, weight, bias, output_mask)

@@ -15,10 +15,10 @@ $c = <h v> - <h> <v>$,
     tangent of $P h$ along $dx = t$:             $-r (a P t + x^ <h P t> + <t x^> P h)$.
 
 Saved statistics are constants to autograd. A formula that treats them as constants, as PyTorch's do, has right values
-and wrong derivatives.
+but wrong derivatives.
 
-RMS normalization is the same with $m = 0$ and without $<v>$ in $P$, and $<h> <v>$ in $c$. With given statistics (batch
-normalization in evaluation) $P v = r v$, and the last two are zero.
+RMS normalization is the same with $m = 0$, without $<v>$ in $P$ and without $<h> <v>$ in $c$. With given statistics (batch
+normalization in evaluation), $P v = r v$, and the last two expressions are zero.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def standardized(x: Tensor, dims: Sequence[int], eps: float, centered: bool = Tr
 def standardized_by(x: Tensor, dims: Sequence[int], rstd: Tensor, centered: bool = True) -> Standardized:
     """`standardized` with a known $r$, of any shape with as many entries, instead of $eps$.
 
-    With $r0$ that value, and $q = r0^2 var$, whose value is $q0$, $r$ is $r0 (1 + q - q0)^(-1/2)$, where nothing
+    With $r0$ the known value, $q = r0^2 var$ and $q0$ the value of $q$, $r$ is $r0 (1 + q - q0)^(-1/2)$, in which nothing
     overflows.
     """
     rest = _rest(x, dims, centered)

@@ -1,14 +1,14 @@
 """RMS normalization, $x r w$ with $r = (<x^2> + eps)^(-1/2)$: the formulas of _fused_rms_norm, an operator of GPUs.
 
-On the CPU `torch.nn.functional.rms_norm` is composed of other operators, and so right in every derivative. The
+On the CPU, `torch.nn.functional.rms_norm` is composed of other operators, so all its derivatives are right. The
 mathematics is in `normalization`, with $m = 0$. The rstd that the operator returns is differentiable, as in PyTorch.
-_fused_rms_norm itself cannot have a rule, as PyTorch declares it composite; its backward has one, which is in the
-registry on a machine with a GPU, and an entry of the catalogue elsewhere.
+_fused_rms_norm itself cannot have a rule, because PyTorch declares it composite. Its backward has a rule, which is registered
+on a machine with a GPU; elsewhere, the operator is an entry of the catalogue.
 
 Args:
     input, input_p: $x$, (*rows, *normalized_shape), real.
     normalized_shape: the sizes of the last dims, whose product is $n$.
-    rstd, saved_rstd: $r$ as _fused_rms_norm returns it, (*rows, 1, ..., 1); where this is differentiated it is a
+    rstd, saved_rstd: $r$ as _fused_rms_norm returns it, (*rows, 1, ..., 1); in further derivatives it is a
         function of $x$.
     weight, weight_opt, weight_p: $w$, of shape ``normalized_shape``, or None for 1.
     input_t, weight_t: tangents; None for zero.
@@ -157,4 +157,4 @@ if exists("aten::_fused_rms_norm_backward"):
 
 for _rule in GPU_RULES:
     if _rule not in rules.entered():
-        gap(_rule.name, reason="only GPUs have the operator; its rule is in the registry where there is one")
+        gap(_rule.name, reason="only GPUs have the operator; its rule is registered where such a GPU is available")

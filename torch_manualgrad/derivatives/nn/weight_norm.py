@@ -8,14 +8,14 @@ $(gv, gg)$ is a gradient, so its derivative in $v$ and $g$ is symmetric: tangent
 
     dgg = <dG u> + <G du>,    dgv = (dg - g <u dv> / |v|) A / |v| + g (dG - du <G u> - u dgg) / |v|.
 
-The norms that the operator returns are constants to autograd. In formulas that are differentiated again they are
-functions of $v$, and the saved norms are a scale at which nothing overflows.
+The norms that the operator returns are constants to autograd. Formulas that are differentiated again treat them as
+functions of $v$, and use the saved norms only as a scale at which nothing overflows.
 
 Args:
     v, saved_v: the direction, real.
     g, saved_g: the norm of $w$, of size 1 along all dims but ``dim``.
     saved_norms: $|v|$ as _weight_norm_interface returns it; a function of $v$ here.
-    dim: the dim that the norm is not taken along.
+    dim: the one dim along which the norm is not taken.
     grad_w: $G$, the shape of ``saved_v``.
     v_t, g_t, grad_w_t, saved_v_t, saved_g_t: tangents; None for zero.
 
@@ -70,7 +70,7 @@ def weight_norm_jvp(
 
 
 def _sizes_fit(saved_v: Tensor, saved_g: Tensor, saved_norms: Tensor, dim: int) -> str:
-    """Why the arguments of `weight_norm_backward` do not fit, which its kernel does not check; empty if they fit."""
+    """An error message if the arguments of `weight_norm_backward` do not fit, else "". Its kernel does not check them."""
     if not saved_v.dim() or dim not in (0, saved_v.dim() - 1):
         return f"dim: expected the first or the last of the {saved_v.dim()} dims of saved_v, got {dim}"
     sizes = [n if i == dim else 1 for i, n in enumerate(saved_v.shape)]
@@ -101,7 +101,7 @@ def weight_norm_backward(
 
 @weight_norm_backward.impl("default")
 def _(grad_w: Tensor, saved_v: Tensor, saved_g: Tensor, saved_norms: Tensor, dim: int) -> tuple[Tensor, ...]:
-    if not saved_v.numel():  # PyTorch's kernel would end the process
+    if not saved_v.numel():  # PyTorch's kernel would crash
         return torch.zeros_like(saved_v).contiguous(), torch.zeros_like(saved_g).contiguous()
     found = torch.ops.aten._weight_norm_interface_backward(
         *(x.contiguous() for x in (grad_w, saved_v, saved_g, saved_norms)), dim
@@ -126,7 +126,7 @@ def weight_norm_backward_jvp(
         The shapes of $v$ and $g$.
 
     References:
-        The derivative of `weight_norm_backward`; ATen _weight_norm_differentiable_backward takes the norms for
+        The derivative of `weight_norm_backward`; ATen _weight_norm_differentiable_backward treats the norms as
         constants.
     """
     w = _Weight(saved_v, saved_norms, dim)

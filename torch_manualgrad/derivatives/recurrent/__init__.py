@@ -1,3 +1,3 @@
-"""Recurrent layers: importing a module enters its formulas and rules in the registries."""
+"""Formulas and rules of recurrent layers. Importing a module registers them."""
 
 from . import cells, lstm_layer, network

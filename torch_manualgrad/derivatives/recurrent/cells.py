@@ -248,4 +248,4 @@ RULES = [
 
 if not _HERE:
     for _rule in RULES:
-        gap(_rule.name, reason="only GPUs have the operator; its rule is in the registry where there is one")
+        gap(_rule.name, reason="only GPUs have the operator; its rule is registered where such a GPU is available")

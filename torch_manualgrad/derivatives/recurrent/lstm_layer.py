@@ -22,7 +22,7 @@ from torch_manualgrad.core.rule import always, formula, meets_nothing, rule
 
 from .cells import lstm_cell, lstm_cell_backward, lstm_cell_jvp
 
-LSTM = 2  # PyTorch's number of this kind of recurrent layer
+LSTM = 2  # PyTorch's number for this kind of recurrent layer
 
 
 def _check(mode: int, batch_sizes: Sequence[int]) -> None:
@@ -202,7 +202,7 @@ def _vjp(
     grads = (grad_result0, grad_result1, grad_result2)
     if torch.is_grad_enabled() or not result3.numel() or not meets_nothing((*given, *grads)):
         return mkldnn_rnn_layer_differentiable_backward(*given, result0, *grads, reverse, mode, has_biases, batch_sizes)
-    # PyTorch's own, of what its forward has left in the workspace, if no further derivative follows
+    # if no further derivative follows, PyTorch's own backward is called, which reads the workspace of its forward
     return torch.ops.aten.mkldnn_rnn_layer_backward(
         *given, result0, result1, result2, *grads, reverse, mode, hidden_size, num_layers, has_biases, train, bidirectional,
         batch_sizes, batch_first, result3,

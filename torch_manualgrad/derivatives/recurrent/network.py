@@ -9,13 +9,13 @@ the gates,
 
 The cells are those of `cells`. $i$ of all times is one product of matrices; the rest is one step after the other.
 
-A first backward in training is cuDNN's. In evaluation, where cuDNN has none, where a backward is differentiated again and in
-forward mode, everything is computed here.
+A first backward in training is cuDNN's. Everything is computed here in evaluation, where cuDNN has no backward, in forward
+mode, and if a backward is differentiated again.
 
 Args:
     input: $x$, (t, b, m), or (b, t, m) with ``batch_first``.
-    weight: for each layer and direction $W$, $U$, $b$ and $b'$, and $R$; without those that it does not have.
-    weight_stride0: how many these are.
+    weight: for each layer and direction $W$, $U$, $b$ and $b'$, and $R$; those that it does not have are left out.
+    weight_stride0: the number of these for one layer and direction.
     hx, cx: the first states, (layers * directions, b, n); ``cx`` of an LSTM only.
     mode: 0 for relu, 1 for tanh, 2 for an LSTM, 3 for a GRU.
     dropout: between layers, drawn in the kernel.
@@ -48,7 +48,7 @@ _HERE = torch.cuda.is_available() and torch.backends.cudnn.is_available()
 
 
 class Weights(NamedTuple):
-    """Of one direction of one layer, or their tangents; a bias or a projection that is not there is None."""
+    """The weights of one direction of one layer, or their tangents; a missing bias or projection is None."""
 
     W: Tensor
     U: Tensor
@@ -77,7 +77,7 @@ def _weights(weight: Sequence[Any], stride: int) -> list[Weights]:
 
 
 def _obstacle(num_layers: int, dropout: float, train: bool, batch_sizes: Sequence[int]) -> str:
-    """Why the steps cannot be computed here; empty if they can."""
+    """An error message if the steps cannot be computed here, else ""."""
     if dropout and train and num_layers > 1:
         return f"dropout: only cuDNN knows the mask, got {dropout}"
     return "batch_sizes: expected a sequence that is not packed" if len(batch_sizes) else ""
@@ -96,7 +96,7 @@ def _cell(mode: int, i: Tensor, j: Tensor, h: Tensor, c: Any) -> tuple[Tensor, A
 
 
 def _cell_backward(mode: int, step: Step, of_h: Tensor, of_c: Any) -> tuple[Tensor, Tensor, Tensor | None, Any]:
-    """Cotangents of $i$, $j$, the old $h$ beside $j$, and the old $c$."""
+    """Cotangents of $i$, $j$, the old $h$ other than through $j$, and the old $c$."""
     if mode == LSTM:
         of_gates, of_c = lstm_cell_backward(of_h, of_c, step.i + step.j, step.c)
         return of_gates, of_gates, None, of_c
@@ -167,7 +167,7 @@ def _direction_jvp(
 
 
 class _Network:
-    """What runs forward through all layers, with the steps of each direction."""
+    """A forward pass through all layers, with the steps of each direction."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class _Network:
             x = torch.cat(outputs, -1)
 
     def by_time(self, x: Tensor) -> Tensor:
-        """With the time first, or back again."""
+        """$x$ with time as the first dim, or such a tensor in the original order."""
         return x.transpose(0, 1) if self.batch_first else x
 
     def reverse(self, k: int) -> bool:
@@ -289,7 +289,7 @@ def _vjp(
     output_mask: Sequence[Any],
 ) -> tuple[Any, ...]:
     grads = (grad_result0, grad_result1, grad_result2)
-    # cuDNN's is for training, and has no derivative: it raises in evaluation, and where it is differentiated
+    # cuDNN's backward is for training, and has no derivative: it raises in evaluation, and if it is differentiated
     again = torch.is_grad_enabled() or tangents_possible((input, hx, cx, *weight, *grads))
     if (again or not train) and not _obstacle(num_layers, dropout, train, batch_sizes):
         how = (mode, batch_first, bidirectional)
@@ -357,4 +357,4 @@ GPU_RULE = rule(
     register=_HERE,
 )
 if not _HERE:
-    gap(GPU_RULE.name, reason="only GPUs have the operator; its rule is in the registry where there is one")
+    gap(GPU_RULE.name, reason="only GPUs have the operator; its rule is registered where such a GPU is available")
