@@ -1,3 +1,3 @@
-"""Indexing, by tensors of indices or masks: importing a module enters its formulas and rules in the registries."""
+"""Formulas and rules of indexing by tensors of indices or masks. Importing a module registers them."""
 
 from . import embedding, embedding_bag, index, masked, scatter, scatter_reduce, slices

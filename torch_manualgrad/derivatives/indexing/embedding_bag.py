@@ -1,22 +1,22 @@
 """embedding_bag: sums, means or maxima of rows of a table over bags, and its two backwards.
 
-With rows $W$, bag $b$ and index $n_i$ of entry $i$, and coefficients $c_i$, which are the per-sample weight, or one
-over the number of entries for a mean, or 0 for padding, the result is $y_b$, the sum of $c_i W[n_i]$ over $i$ in $b$.
-Gradients are linear in the cotangent: the sum of $c_i G_b$ for each row, and $<G_b, W[n_i]>$ for each weight; each of
-the three is the derivative of another.
+Let $W$ be the rows. Entry $i$ has a bag $b$, an index $n_i$ and a coefficient $c_i$: its per-sample weight, or one over the
+number of entries for a mean, or 0 for padding. The result is $y_b$, the sum of $c_i W[n_i]$ over $i$ in $b$. Gradients are
+linear in the cotangent: the sum of $c_i G_b$ for each row, and $<G_b, W[n_i]>$ for each weight. Each of the three is the
+derivative of another.
 
 Args:
     indices: (k,), integers.
-    offset2bag: (k,), the bag of each.
+    offset2bag: (k,), the bag of each entry.
     maximum_indices: (bags, d), which row has the maximum, for mode 2 only.
     scale_grad_by_freq: whether entries are divided by how often their row is read, as its gradient is by convention.
     mode: 0 for sums, 1 for means, 2 for maxima.
     per_sample_weights: (k,), for sums, or None.
-    padding_idx: entries with this index count for nothing; negative for none.
+    padding_idx: entries with this index are ignored; negative for none.
     grad: $G$, (bags, d), real.
 
 Note:
-    Where not differentiable: where a maximum is attained twice. One of the rows has all of the derivative.
+    Where not differentiable: where a maximum is attained twice. One of the rows gets the whole derivative.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def _coefficients(
 
 
 def _frequencies(indices: Tensor, n: Any) -> Tensor:
-    """Of each entry, how often its row is read."""
+    """For each entry, how often its row is read."""
     found = indices.new_zeros(n, dtype=torch.int64).index_add(0, indices, torch.ones_like(indices, dtype=torch.int64))
     return found.index_select(0, indices)
 
 
 def _full(indices: Tensor, bag: Tensor, padding_idx: int, bags: Any) -> Tensor:
-    """Whether a bag has an entry that is no padding, (bags, 1)."""
+    """Whether a bag has an entry that is not padding, (bags, 1)."""
     counts = (indices != padding_idx).long()
     return (counts.new_zeros(bags).index_add(0, bag, counts) > 0)[:, None]
 
@@ -81,7 +81,7 @@ def embedding_bag_linear(
 
     Args:
         weight: $W$, (n, d), real; or a tangent of it, or a cotangent of its gradient.
-        bags: how many.
+        bags: the number of bags.
 
     Returns:
         (bags, d).
@@ -114,7 +114,7 @@ def embedding_bag_adjoint(
     """Cotangent of the table, given that of embedding_bag: the sum of $c_i G_b$ over the entries of each row.
 
     Args:
-        num_weights: $n$, rows of the table.
+        num_weights: $n$, the number of rows of the table.
 
     Returns:
         (n, d).
@@ -185,7 +185,7 @@ def _term(
     result0: Tensor,
     result3: Tensor,
 ) -> Tensor:
-    """embedding_bag, which is linear in the table and in the weights of samples."""
+    """embedding_bag, which is linear in the table and in the per-sample weights."""
     rest = (result3, result0.shape[0], False, mode, per_sample_weights, padding_idx)
     return embedding_bag_linear(weight, indices, _bag_of(indices, offsets), *rest)
 
@@ -201,7 +201,7 @@ def _of_backward(
     per_sample_weights: Tensor | None,
     padding_idx: int,
 ) -> tuple[Tensor, Tensor | None]:
-    """Cotangents of what the backward is given, $G$ and the weights of samples, given that of its result."""
+    """Cotangents of $G$ and of the per-sample weights, given that of the result of the backward."""
     rest = (grad.shape[0], scale_grad_by_freq, mode, per_sample_weights, padding_idx)
     of_grad = embedding_bag_linear(of_result, indices, bag, maximum_indices, *rest)
     if per_sample_weights is None:

@@ -1,8 +1,8 @@
 """Indexing by a list of tensors of integers or booleans, or None: ``x[i, :, j]`` and ``x[i, :, j] = y``.
 
-Where several values are put at one place without accumulation, one of them stays, PyTorch does not say which, and each gets
-the cotangent. The unsafe twins, which the compiler makes, do not check their indices; the masked ones read and write only
-where a mask is True.
+Where several values are put at one place without accumulation, one of them remains (PyTorch does not specify which), and each
+gets the cotangent. The unsafe variants, which the compiler creates, do not check their indices; the masked variants read and
+write only where a mask is True.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def index_backward(zeros_like_self: Tensor, indices: Sequence[Tensor | None], gr
 
 
 def _put_vjp(put: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The cotangent of what is written to."""
+    """The cotangent of the tensor that is written to."""
 
     def vjp(grad: Tensor, indices: list[Any], accumulate: bool) -> Tensor:
         return grad if accumulate else put(grad, indices, grad.new_zeros(()), False)

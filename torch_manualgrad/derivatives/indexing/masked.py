@@ -1,4 +1,4 @@
-"""What a mask selects: masked_select, masked_scatter and its backward."""
+"""Entries that a mask selects: masked_select, masked_scatter and its backward."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def masked_scatter_backward(grad_output: Tensor, mask: Tensor, sizes: Sequence[i
 
     Args:
         grad_output: cotangent of the result.
-        mask: boolean, broadcasts with it.
-        sizes: of the source, of which as many entries are read as the mask has True.
+        mask: boolean, broadcasts with ``grad_output``.
+        sizes: the sizes of the source. As many of its entries are read as the mask has True.
 
     Returns:
         Of shape ``sizes``.
 
     References:
-        ATen masked_scatter_backward_symint; with the places counted, so that no shape depends on the mask.
+        ATen masked_scatter_backward_symint; here places are counted, so that no shape depends on the mask.
     """
     shape = torch.broadcast_shapes(grad_output.shape, mask.shape)
     grad, mask = grad_output.expand(shape).reshape(-1), mask.expand(shape).reshape(-1)
     n = prod(sizes)
-    places = torch.where(mask, mask.cumsum(0) - 1, n)  # what is not read goes to one more place
+    places = torch.where(mask, mask.cumsum(0) - 1, n)  # entries that are not read go to one extra place
     return grad.new_zeros(n + 1).index_add(0, places, grad).narrow(0, 0, n).reshape(sizes)
 
 

@@ -1,7 +1,8 @@
-"""Scatter, gather, take and put: entries at the places that an index says, along a dim or in the flattened tensor.
+"""Scatter, gather, take and put: entries at the places that an index gives, along a dim or in the flattened tensor.
 
-An index may be smaller than what it is about: what it does not reach gets no gradient. Where several entries of scatter.src
-or put without accumulation go to one place, one of them stays, PyTorch does not say which, and each gets the cotangent.
+An index may be smaller than the tensors: entries that it does not reach get no gradient. Where several entries of scatter.src,
+or of put without accumulation, go to one place, one of them remains (PyTorch does not specify which), and each gets the
+cotangent.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ __all__ = ["scatter_src_backward", "take_backward"]
 
 @formula
 def scatter_src_backward(grad: Tensor, dim: int, index: Tensor, src_sizes: Sequence[int]) -> Tensor:
-    """Cotangent of what is scattered: the cotangent at the places of the index, and zero where the index has none.
+    """Cotangent of the scattered tensor: the cotangent at the places of the index, and zero where the index has none.
 
     Args:
         grad: cotangent of the result.
-        dim: along which entries go.
+        dim: the dim along which entries go.
         index: integers; its sizes are at most those of ``src_sizes``.
-        src_sizes: of what is scattered.
+        src_sizes: the sizes of the scattered tensor.
 
     Returns:
         Of shape ``src_sizes``.
 
     References:
-        derivatives.yaml, scatter.src, which takes the index to have the sizes of src.
+        derivatives.yaml, scatter.src, which assumes that the index has the sizes of src.
     """
     return in_corner(grad.gather(dim, index), src_sizes)
 

@@ -1,16 +1,16 @@
 """scatter_reduce and index_reduce: sums, means, products and extrema of the entries that an index sends to the same place.
 
-The derivative of a product needs the product of all entries of a group but one. It is made of multiplications alone,
-prefixes times suffixes within a group, so that any number of zeros is right in every order: a quotient of the product by
-its factor is not, and neither is a count of the zeros when it is differentiated.
+The derivative of a product needs the product of all entries of a group but one. It is computed by multiplications only, as
+prefixes times suffixes within a group, so it is right for any number of zeros, in every order. The product divided by a factor
+is not, and neither is the derivative of an expression that counts zeros.
 
 Args:
     grad: cotangent of the result, the shape of ``self``.
-    self: what is there before, (*).
-    dim: along which the entries of src go.
-    index: where to, integers; at most as large as ``src``.
+    self: the initial entries, (*).
+    dim: the dim along which the entries of src go.
+    index: their places, integers; at most as large as ``src``.
     reduce: "sum", "prod", "mean", "amax" or "amin".
-    include_self: whether ``self`` counts where something is sent.
+    include_self: whether ``self`` counts where entries are sent.
     result: as scatter_reduce returns it.
 
 Note:
@@ -31,22 +31,22 @@ from ..shape.common import corner, in_corner
 
 
 class _Scatter(NamedTuple):
-    """Where entries go: tensors with at least one dim, those of the source with the sizes of the index."""
+    """The places that entries go to. Tensors have at least one dim, and those of the source have the sizes of the index."""
 
     dim: int
     places: Tensor  # the index
-    counted: bool  # whether the entries of the result's own count everywhere
+    counted: bool  # whether the result's own entries count everywhere
 
     def read(self, x: Tensor) -> Tensor:
-        """For each entry, what is at its place."""
+        """For each entry, the entry of $x$ at its place."""
         return x.gather(self.dim, self.places)
 
     def add(self, x: Tensor, sent: Tensor) -> Tensor:
-        """$x$ with the sum of what goes to each place."""
+        """$x$ plus the sum of the entries that go to each place."""
         return x.scatter_add(self.dim, self.places, sent)
 
     def own(self, x: Tensor) -> Tensor:
-        """$x$ where the entries of the result's own count, else zero."""
+        """$x$ where the result's own entries count, else zero."""
         return x if self.counted else x.scatter(self.dim, self.places, 0)
 
     def mean_of(self, x: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ def scatter_reduce_backward(
     that attain it.
 
     Args:
-        src: what is sent.
+        src: the entries that are sent.
 
     Returns:
         The shapes of ``self`` and ``src``.
@@ -139,7 +139,7 @@ def scatter_reduce_backward(
 def _backward(
     s: _Scatter, grad: Tensor, self: Tensor, sent: Tensor, reduce: str, include_self: bool, result: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Cotangents of self and of what is sent, which has a dim."""
+    """Cotangents of self and of the entries that are sent, which have a dim."""
     g, x = torch.atleast_1d(grad), torch.atleast_1d(self)
     if reduce == "sum":
         of_self, of_src = s.own(g), s.read(g)
@@ -172,8 +172,8 @@ def scatter_reduce_jvp(
     """Tangent of scatter_reduce.
 
     Args:
-        self_p: what is there before, (*).
-        src_p: what is sent.
+        self_p: the initial entries, (*).
+        src_p: the entries that are sent.
         self_t, src_t: tangents; None for zero.
 
     Returns:
@@ -201,7 +201,7 @@ def _jvp(
     include_self: bool,
     result: Tensor,
 ) -> Tensor:
-    """The tangent, given those of self and of what is sent, which has a dim."""
+    """The tangent, given those of self and of the entries that are sent, which have a dim."""
     dx, x = torch.atleast_1d(dx), torch.atleast_1d(self)
     if reduce == "sum":
         found = s.add(s.own(dx), dsent)
@@ -237,7 +237,7 @@ def index_reduce_backward(
 
     Args:
         index: one integer for each slice of the source.
-        source: what is sent.
+        source: the entries that are sent.
 
     Returns:
         The shapes of ``self`` and ``source``.
@@ -264,9 +264,9 @@ def index_reduce_jvp(
     """Tangent of index_reduce.
 
     Args:
-        self_p: what is there before, (*).
+        self_p: the initial entries, (*).
         index: one integer for each slice of the source.
-        source_p: what is sent.
+        source_p: the entries that are sent.
         self_t, source_t: tangents; None for zero.
 
     Returns:
@@ -292,9 +292,9 @@ def scatter_prod_factors(src: Tensor, dim: int, index: Tensor, sizes: Sequence[i
 
     Args:
         src: the entries.
-        dim: along which they are sent, not negative.
-        index: the shape of ``src``, where to; of no entry below zero.
-        sizes: of where they are sent to, at least those of the index in other dims than ``dim``.
+        dim: the dim along which they are sent, not negative.
+        index: their places, the shape of ``src``; none is negative.
+        sizes: the sizes of the target, at least those of the index in dims other than ``dim``.
 
     Returns:
         The products, of shape ``sizes``, 1 where nothing is sent; and those of the others, of the shape of ``src``.
@@ -313,7 +313,7 @@ def scatter_prod_factors(src: Tensor, dim: int, index: Tensor, sizes: Sequence[i
 
 
 def _prefixes(x: Tensor, places: Tensor, dim: int) -> Tensor:
-    """Of each entry, the product of those before it that go to the same place, which stand side by side."""
+    """For each entry, the product of the entries before it that go to the same place. These are adjacent."""
     product, step = _moved(x, places, dim, 1), 1
     while step < x.shape[dim] - 1:  # each product has the last `step` entries
         product, step = product * _moved(product, places, dim, step), 2 * step
@@ -321,7 +321,7 @@ def _prefixes(x: Tensor, places: Tensor, dim: int) -> Tensor:
 
 
 def _moved(x: Tensor, places: Tensor, dim: int, step: int) -> Tensor:
-    """The entry so many steps before, 1 where that goes to another place."""
+    """The entry ``step`` places before each entry, or 1 if that goes to another place."""
     rest = x.shape[dim] - step
     same = places.narrow(dim, step, rest) == places.narrow(dim, 0, rest)
     ones = torch.ones_like(x.narrow(dim, 0, step))

@@ -1,6 +1,6 @@
 """Slices along a dim, by a tensor with one index for each: index_select, index_add, index_copy, index_fill.
 
-Where several slices are copied to one place, one of them stays, PyTorch does not say which, and each gets the cotangent.
+Where several slices are copied to one place, one of them remains (PyTorch does not specify which), and each gets the cotangent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__: list[str] = []
 
 
 def _value_vjp(grad: Tensor, dim: int, index: Tensor, value_dtype: torch.dtype) -> Tensor:
-    """The sum over what is filled, which a negative and a positive index may name twice."""
+    """The sum over the filled slices. A negative and a positive index may refer to the same one."""
     filled = torch.zeros_like(grad, dtype=torch.bool).index_fill(dim, index, True)
     return of_dtype(torch.where(filled, grad, 0).sum(), value_dtype)
 

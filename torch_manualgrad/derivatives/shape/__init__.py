@@ -1,3 +1,3 @@
-"""Entries of tensors in other places: importing a module enters its formulas and rules in the registries."""
+"""Formulas and rules of operators that move entries of tensors. Importing a module registers them."""
 
 from . import cross, joining, padding, rearrangement, sequences, views

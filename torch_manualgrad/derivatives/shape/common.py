@@ -1,4 +1,4 @@
-"""Tensors brought to a dtype, cut to a shape, or filled up to it."""
+"""Tensors converted to a dtype, cropped to a shape, or padded to it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["corner", "in_corner", "of_dtype", "zero_of"]
 
 
 def of_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """In this dtype; the real part for a real one."""
+    """$x$ in this dtype; its real part if the dtype is real."""
     return (x.real if x.is_complex() and not dtype.is_complex else x).to(dtype)
 
 
@@ -21,7 +21,7 @@ def corner(x: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def in_corner(x: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Zeros of these sizes with $x$ where their indices are lowest; one entry may come with a dim too many or too few."""
+    """Zeros of these sizes with $x$ at the lowest indices; a single entry may have a dim too many or too few."""
     if x.shape == tuple(sizes):
         return x
     if x.numel() == 0:
@@ -32,5 +32,5 @@ def in_corner(x: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def zero_of(grad: Tensor, self_sizes: Sequence[int]) -> Tensor:
-    """The gradient of an input whose sizes alone the operator reads."""
+    """The gradient of an input of which the operator reads only the sizes."""
     return grad.new_zeros(self_sizes)

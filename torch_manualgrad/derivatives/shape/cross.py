@@ -1,7 +1,7 @@
 """linalg_cross: the product of vectors in three dimensions.
 
 Args:
-    dim: along which the vectors lie, of size 3.
+    dim: the dim of the vectors, of size 3.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["linalg_cross_backward", "linalg_cross_jvp"]
 
 @formula
 def linalg_cross_backward(grad: Tensor, other: Tensor, dim: int) -> Tensor:
-    """Cotangent of $x$, given that of the cross product of $x$ and $y$: $conj(y)$ times $g$; $y$: $g$ times $conj(x)$.
+    """Cotangent of $x$, given that of the cross product of $x$ and $y$: $conj(y)$ times $g$; for $y$, $g$ times $conj(x)$.
 
     Args:
         grad: $g$, the shape of $x$ and $y$ broadcast.

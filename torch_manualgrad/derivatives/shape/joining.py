@@ -1,9 +1,9 @@
-"""Tensors put together and taken apart: cat, stack, block_diag, and splits that are no views.
+"""Tensors joined and split: cat, stack, block_diag, and splits that are not views.
 
 Args:
-    grads: of each part, or None for zero; of one at least.
-    dim: along which $x$ is split.
-    sizes: of $x$.
+    grads: the cotangent of each part, or None for zero; at least one is given.
+    dim: the dim along which $x$ is split.
+    sizes: the sizes of $x$.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 
-# Why arguments do not fit; empty if they do.
+# These return an error message if arguments do not fit, else "".
 
 
 def _of_all(dtypes: Sequence[torch.dtype], sizes: Sequence[Sequence[int]]) -> str:
@@ -48,7 +48,7 @@ def _tangents_fit(tensors_p: Sequence[Tensor], tensors_t: Sequence[Tensor | None
 
 
 def _is_any_given(grads: Sequence[Tensor | None]) -> str:
-    return "" if any(g is not None for g in grads) else f"grads: expected one tensor at least, got {grads}"
+    return "" if any(g is not None for g in grads) else f"grads: expected at least one tensor, got {grads}"
 
 
 @formula(requires=_is_any_given)
@@ -78,7 +78,7 @@ def split_backward(grads: Sequence[Tensor | None], split_size: int, dim: int, si
     """Cotangent of $x$, given those of its parts of equal size, of which the last may be smaller.
 
     Args:
-        split_size: of the parts along ``dim``.
+        split_size: the size of the parts along ``dim``.
 
     Returns:
         Of shape ``sizes``.
@@ -104,8 +104,8 @@ def cat_tensors_backward(
     Args:
         grad: cotangent of the concatenation.
         sizes: the shape of each tensor. One of shape (0,) is left out of any concatenation.
-        dtypes: of each tensor; a real one gets the real part.
-        dim: along which they were joined.
+        dtypes: the dtype of each tensor; a real one gets the real part.
+        dim: the dim along which they were joined.
 
     Returns:
         One for each tensor, of its shape and dtype.
@@ -121,9 +121,9 @@ def cat_jvp(tensors_p: Sequence[Tensor], tensors_t: Sequence[Tensor | None], dim
     """Tangent of a concatenation: that of the tangents, with zeros for those that are missing.
 
     Args:
-        tensors_p: what was joined, of any shapes that torch.cat takes.
+        tensors_p: the tensors that were joined, of any shapes that torch.cat takes.
         tensors_t: tangent of each tensor; None for zero.
-        dim: along which they were joined.
+        dim: the dim along which they were joined.
 
     Returns:
         The shape of the concatenation.
@@ -138,7 +138,7 @@ def stack_tensors_backward(grad: Tensor, dim: int, dtypes: Sequence[torch.dtype]
     Args:
         grad: cotangent of the stack.
         dim: the new dim.
-        dtypes: of each tensor; a real one gets the real part.
+        dtypes: the dtype of each tensor; a real one gets the real part.
 
     Returns:
         One for each tensor, of its dtype.
@@ -151,7 +151,7 @@ def stack_jvp(tensors_p: Sequence[Tensor], tensors_t: Sequence[Tensor | None], d
     """Tangent of a stack: that of the tangents, with zeros for those that are missing.
 
     Args:
-        tensors_p: what was stacked, of one shape.
+        tensors_p: the tensors that were stacked, of one shape.
         tensors_t: tangent of each tensor; None for zero.
         dim: the new dim.
 
@@ -168,7 +168,7 @@ def block_diag_backward(grad: Tensor, sizes: Sequence[Sequence[int]], dtypes: Se
     Args:
         grad: cotangent of the block-diagonal matrix, (m, n).
         sizes: the shape of each block: (), (n,) for a row, or (m, n).
-        dtypes: of each block; a real one gets the real part.
+        dtypes: the dtype of each block; a real one gets the real part.
 
     Returns:
         One for each block, of its shape and dtype.
@@ -200,8 +200,8 @@ def unbind_backward(grads: Sequence[Tensor | None], dim: int) -> Tensor:
     """Cotangent of $x$, given those of its slices along a dim: their stack.
 
     Args:
-        grads: of each slice, of one shape; None for zero, and one at least is given.
-        dim: which the slices lack.
+        grads: the cotangent of each slice, all of one shape; None for zero, and at least one is given.
+        dim: the dim that the slices lack.
 
     Returns:
         The shape of $x$.

@@ -11,7 +11,7 @@ from torch_manualgrad.core.rule import formula, linear_in, reached
 
 __all__ = ["repeat_backward", "slice_backward_wrapper"]
 
-# PyTorch's narrow_copy raised in reverse mode before
+# before, PyTorch's narrow_copy raised in reverse mode
 _NARROW_COPY_HAS_DERIVATIVE = reached("2.13")
 
 
@@ -43,7 +43,7 @@ def slice_backward_wrapper(
     Args:
         grad: cotangent of the slice.
         input_sizes: of $x$.
-        dim, start, end, step: of the slice; None is the first, or one after the last.
+        dim, start, end, step: of the slice; None is the first index, or the one after the last.
 
     Returns:
         Of shape ``input_sizes``.
@@ -54,7 +54,7 @@ def slice_backward_wrapper(
 
 
 def _narrow_vjp(grad: Tensor, self_sizes: Sequence[int], dim: int, start: int, length: int) -> Tensor:
-    start = start + self_sizes[dim] if start < 0 else start  # or a slice that ends with the last entry would end at 0
+    start = start + self_sizes[dim] if start < 0 else start  # else a slice that ends with the last entry would end at 0
     return slice_backward_wrapper(grad, self_sizes, dim, start, start + length, 1)
 
 
@@ -71,7 +71,7 @@ linear_in(
 )
 linear_in(
     "aten::pixel_shuffle",
-    # the inverse of PyTorch's refuses, or keeps, the sizes of an empty tensor
+    # PyTorch's inverse raises for an empty tensor, or keeps its sizes
     {
         "self": lambda grad, self_sizes, upscale_factor: (
             torch.pixel_unshuffle(grad, upscale_factor) if grad.numel() else grad.reshape(self_sizes)

@@ -21,7 +21,7 @@ def pack_padded_sequence_backward(
     Args:
         grad: (n, *), $n$ the sum of ``batch_sizes``.
         input_size: of the padded sequences, (t, b, *), or (b, t, *) with ``batch_first``.
-        batch_sizes: for each step up to the last one of the longest sequence, how many sequences have it.
+        batch_sizes: for each step up to the last one of the longest sequence, the number of sequences that have it.
         batch_first: whether sequences are the first dim.
 
     Returns:

@@ -1,7 +1,7 @@
-"""The backwards of views, and scatters of views: zeros, or a copy, in which what a view shows is written anew.
+"""The backwards of views, and scatters of views: zeros, or a copy, in which the entries of a view are overwritten.
 
 Args:
-    size, stride, storage_offset: of the view of the storage; without an offset it starts as $x$ does.
+    size, stride, storage_offset: of the view of the storage; without an offset, it starts where $x$ does.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _end(size: Sequence[int], stride: Sequence[int], storage_offset: int) -> int
 
 
 def _may_overlap(size: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether two entries may lie in one place: from the smallest stride on, one is no larger than the extent so far."""
+    """Whether two entries may share a place: in ascending order, some stride is no larger than the extent so far."""
     extent = 0
     for step, n in sorted((s, n) for s, n in zip(stride, size) if n > 1):
         if step <= extent:
@@ -52,15 +52,15 @@ def as_strided_backward(
     stride: Sequence[int],
     storage_offset: int | None,
 ) -> Tensor:
-    """Cotangent of $x$, given that of a strided view of its storage: at each place, the sum over the entries shown there.
+    """Cotangent of $x$, given that of a strided view of its storage: at each place, the sum over the view's entries there.
 
     Args:
         grad: cotangent of the view, of shape ``size``.
         self_sizes, self_strides, self_offset: where $x$ lies in its storage.
 
     Returns:
-        Of shape ``self_sizes``. Where several entries of $x$ lie in one place, they share its cotangent equally; what
-        lies outside of $x$ has none.
+        Of shape ``self_sizes``. Where several entries of $x$ share a place, they share its cotangent equally; places
+        outside of $x$ have none.
 
     References:
         ATen as_strided_backward.
@@ -112,7 +112,7 @@ def as_strided_scatter_backward(
     stride: Sequence[int],
     storage_offset: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """Cotangents of $x$ and $y$, given that of $x$ with $y$ written to a strided view of it: each where it shows.
+    """Cotangents of $x$ and $y$, given that of $x$ with $y$ written to a strided view of it: each where it is visible.
 
     Args:
         grad: cotangent of the result.
@@ -123,10 +123,10 @@ def as_strided_scatter_backward(
         The shape of ``grad``, and ``src_sizes``.
 
     Note:
-        Where not differentiable: where two entries of $y$ lie in one place, one stays, and both get the cotangent.
+        Where not differentiable: where two entries of $y$ share a place, one remains, and both get the cotangent.
 
     References:
-        ATen as_strided_scatter_backward, which returns for x what belongs to y.
+        ATen as_strided_scatter_backward, which returns for x the cotangent that belongs to y.
     """
     places = _places(size, stride, storage_offset, self_offset, grad)
     flat = grad.reshape(-1)

@@ -1,3 +1,3 @@
-"""Sparse tensors: importing a module enters its formulas and rules in the registries."""
+"""Formulas and rules of sparse tensors. Importing a module registers them."""
 
 from . import construction, masks, products, sums

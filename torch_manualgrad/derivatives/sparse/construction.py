@@ -38,7 +38,7 @@ def sparse_coo_tensor_values_backward(grad: Tensor, indices: Tensor) -> Tensor:
 
 
 def _values_fit(grad: Tensor, self: Tensor) -> str:
-    """Why they do not fit, which PyTorch does not check; empty if they fit."""
+    """An error message if the arguments do not fit, else "". PyTorch does not check them."""
     if self.layout is torch.strided:
         return "self: expected a sparse tensor, got a dense one"
     sizes = list((self._values() if self.layout is torch.sparse_coo else self.values()).shape)
@@ -67,7 +67,7 @@ def values_backward(grad: Tensor, self: Tensor) -> Tensor:
 
 @formula
 def to_sparse_backward(grad: Tensor, self_layout: torch.layout, self_blocksize: Sequence[int] | None) -> Tensor:
-    """Cotangent of a tensor, given that of the tensor in another layout: in the tensor's own.
+    """Cotangent of a tensor, given that of the tensor in another layout: converted to the tensor's own layout.
 
     Args:
         grad: cotangent, dense or sparse.

@@ -58,7 +58,7 @@ def no_tangent(result: Tensor) -> Tensor:
 def entries(x: Tensor) -> tuple[Tensor, ...]:
     """The indices of the stored entries of a sparse tensor, one tensor for each sparse dim.
 
-    They broadcast to the shape of its values, less the dense dims.
+    They broadcast to the shape of its values without the dense dims.
     """
     if x.layout is torch.sparse_coo:
         return tuple(x._indices().unbind(0))

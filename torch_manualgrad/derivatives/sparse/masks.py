@@ -21,7 +21,7 @@ from .entries import (
 
 
 def _sizes_fit(mask: Tensor, self_sizes: Sequence[int], sparse: bool) -> str:
-    """Why the sizes do not fit: the gradient has a place for each entry of the mask."""
+    """An error message if the sizes do not fit, else "". The gradient has a place for each entry of the mask."""
     if sparse or list(mask.shape) == list(self_sizes):
         return ""
     return f"self_sizes: expected {list(mask.shape)}, the shape of mask, got {list(self_sizes)}"

@@ -1,7 +1,7 @@
 """Products with a sparse matrix: _sparse_addmm, sparse_sampled_addmm, _sparse_mm_reduce_impl.
 
 The cotangent of the sparse matrix is that of its entries: each is the product of two dense rows. A tangent of a dense
-factor works where the result is dense.
+factor is supported if the result is dense.
 
 Args:
     mat1: $A$, (m, k).
@@ -168,7 +168,7 @@ def sparse_mm_reduce_backward(
         (m, k), with the entries of $A$; (k, n).
 
     Note:
-        Where not differentiable: where products are equal. The first of them has all of the cotangent.
+        Where not differentiable: where products are equal. The first of them gets the whole cotangent.
 
     References:
         ATen _sparse_mm_reduce_impl_backward, which cannot be differentiated.
@@ -203,7 +203,7 @@ def sparse_mm_reduce_jvp(self_p: Tensor, other_p: Tensor, other_t: Tensor, reduc
         (m, n).
 
     Note:
-        Where not differentiable: where products are equal. The first of them has all of the cotangent.
+        Where not differentiable: where products are equal. The first of them gets the whole cotangent.
 
     References:
         The transpose of `sparse_mm_reduce_backward`.

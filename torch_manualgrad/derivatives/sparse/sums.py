@@ -60,7 +60,7 @@ def _sums_over(x: Tensor, values: Tensor, dim: int) -> Tensor:
 
 @formula
 def _sparse_softmax_backward(grad: Tensor, output: Tensor, dim: int) -> Tensor:
-    """Cotangent of $x$, given that $g$ of $y = softmax(x)$: $y (g - sum y g)$.
+    """Cotangent of $x$, given $g$, that of $y = softmax(x)$: $y (g - sum y g)$.
 
     Args:
         dim: the dim over which $y$ sums to 1.
@@ -78,7 +78,7 @@ def _sparse_softmax_backward(grad: Tensor, output: Tensor, dim: int) -> Tensor:
 
 @formula
 def _sparse_log_softmax_backward(grad: Tensor, output: Tensor, dim: int) -> Tensor:
-    """Cotangent of $x$, given that $g$ of $y = log_softmax(x)$: $g - exp(y) sum g$.
+    """Cotangent of $x$, given $g$, that of $y = log_softmax(x)$: $g - exp(y) sum g$.
 
     Args:
         dim: the dim over which $exp(y)$ sums to 1.
@@ -99,7 +99,7 @@ def _sparse_log_softmax_backward(grad: Tensor, output: Tensor, dim: int) -> Tens
 
 @formula
 def sparse_sparse_matmul_backward(grad: Tensor, a: Tensor, b: Tensor, grad_order: int) -> Tensor:
-    """Cotangent of $A$ (``grad_order`` 0) or $B$ (1), given that $G$ of $A B$: $G B^H$ or $A^H G$ at its entries.
+    """Cotangent of $A$ (``grad_order`` 0) or $B$ (1), given $G$, that of $A B$: $G B^H$ or $A^H G$ at its entries.
 
     Args:
         grad: $G$, (m, n), sparse or dense.
