@@ -1,4 +1,4 @@
-"""The formulas and the rules, one file a family; importing this package registers all of them."""
+"""Formulas and rules, one file per family. Importing this package registers all of them."""
 
 from . import (
     catalogue,
@@ -18,7 +18,7 @@ from . import (
     strong_zeros,
 )
 
-from . import flops  # isort: skip  # last: it counts the formulas of the others
+from . import flops  # isort: skip  # last: it reads the formulas that the other modules register
 from torch_manualgrad.core.rule import samples_in
 
 samples_in(f"{__name__}.samples")

@@ -1,7 +1,7 @@
-"""Operators without a rule, and why: views, composites, and operators without a derivative. PyTorch's functions that are
-not formulas, and why.
+"""Operators without a rule and PyTorch's functions without a formula, each with the reason.
 
-``tests/derivatives/test_catalogue.py`` compares with PyTorch's schemas and with its table of derivatives.
+Operators without a rule are views, composites, operators without a derivative, and gaps.
+``tests/derivatives/test_catalogue.py`` compares these entries with PyTorch's schemas and with its table of derivatives.
 """
 
 from torch_manualgrad.core.rule.catalogue import composite, gap, nondifferentiable, not_a_formula, view
@@ -43,7 +43,7 @@ view(
     "aten::view_as_real",
 )
 
-# Booleans, counts and random numbers jump or are constant.
+# Booleans, indices and counts are piecewise constant.
 nondifferentiable(
     "aten::_is_all_true",
     "aten::_is_any_true",
@@ -96,7 +96,8 @@ nondifferentiable(
     reason="the result is the indices of a sparse tensor",
 )
 nondifferentiable(
-    "aten::_values", reason="PyTorch gives the values of a sparse tensor without a history; values has one"
+    "aten::_values",
+    reason="PyTorch returns the values of a sparse tensor detached; values returns them with their history",
 )
 nondifferentiable("aten::view.dtype", reason="the bits of the input are read as numbers of another dtype")
 nondifferentiable(
@@ -124,7 +125,7 @@ nondifferentiable(
     reason="only the shape, dtype and device of the input are read",
 )
 
-# PyTorch calls these not differentiable.
+# PyTorch declares these not differentiable.
 nondifferentiable(
     "aten::special_chebyshev_polynomial_t.x_scalar",
     "aten::special_chebyshev_polynomial_u.x_scalar",
@@ -138,7 +139,7 @@ nondifferentiable(
     "aten::special_shifted_chebyshev_polynomial_u.x_scalar",
     "aten::special_shifted_chebyshev_polynomial_v.x_scalar",
     "aten::special_shifted_chebyshev_polynomial_w.x_scalar",
-    reason="an orthogonal polynomial of a number, as a function of its degree",
+    reason="the only tensor is the degree of an orthogonal polynomial; PyTorch declares no derivative in it",
 )
 gap(
     *(
@@ -146,37 +147,40 @@ gap(
         for name in ("linspace", "logspace")
         for kinds in ("Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")
     ),
-    reason="torch.linspace and torch.logspace leave autograd out, so that the gradient through them is silently zero, and no "
-    "override reaches them; start + (end - start) * torch.linspace(0, 1, steps) has all derivatives",
+    reason="torch.linspace and torch.logspace bypass autograd: the gradient through them is silently zero, and no override "
+    "reaches them; start + (end - start) * torch.linspace(0, 1, steps) has all derivatives",
 )
-gap("aten::miopen_rnn_backward", reason="the derivative of a derivative that only AMD devices have")
-composite("aten::conj_physical", reason="_conj_physical where the input is complex, else the input")
+gap(
+    "aten::miopen_rnn_backward",
+    reason="its derivative is the second derivative of miopen_rnn, which only AMD devices have",
+)
+composite("aten::conj_physical", reason="_conj_physical if the input is complex, else the input itself")
 gap(
     "aten::_fused_moving_avg_obs_fq_helper",
-    reason="for float32 only, so that no finite differences tell anything; PyTorch has its straight-through estimate in "
-    "reverse mode, in every order",
+    reason="it takes float32 only, which is too imprecise for a check by finite differences; PyTorch has its straight-through "
+    "estimate in reverse mode, in every order",
 )
 
 # Normalizations and attention.
 gap(
     "aten::_native_batch_norm_legit_no_training",
     "aten::_batch_norm_no_update",
-    reason="batch normalization in evaluation, affine in each input: PyTorch's derivatives are right in every order",
+    reason="batch normalization in evaluation mode is affine in each input: PyTorch's derivatives are right in every order",
 )
-composite("aten::_fused_rms_norm", reason="the root of a mean of squares; a GPU has a kernel for it")
+composite("aten::_fused_rms_norm", reason="divides by the root mean square; GPUs have a kernel for it")
 gap(
     "aten::_cudnn_attention_forward",
     "aten::_efficient_attention_forward",
     "aten::_flash_attention_forward",
-    reason="what the fused attention of GPUs calls, which has rules itself",
+    reason="called by the fused attention operators of GPUs, which have rules",
 )
 gap(
     "aten::_scaled_dot_product_fused_attention_overrideable",
-    reason="attention of devices outside of PyTorch, of which it has the first order in reverse mode",
+    reason="attention of devices that are not part of PyTorch, which has the first order in reverse mode",
 )
 gap(
     "aten::lift",
-    reason="it returns its argument itself, which an autograd function of Python takes for a view; PyTorch has its derivative",
+    reason="it returns its argument itself, which a Python autograd function treats as a view; PyTorch has its derivative",
 )
 
 gap(
@@ -185,7 +189,7 @@ gap(
     "aten::unique_consecutive",
     "aten::unique_dim",
     "aten::unique_dim_consecutive",
-    reason="how many values there are jumps where two become equal; PyTorch has no derivative either",
+    reason="the number of values jumps when two become equal; PyTorch has no derivative either",
 )
 
 # Random numbers.
@@ -207,25 +211,25 @@ nondifferentiable(
     "aten::random.from",
     "aten::random.to",
     "aten::uniform",
-    reason="the result is drawn at random, and PyTorch's gradient is zero; torch.distributions has those of samples",
+    reason="the result is drawn at random, and PyTorch's gradient is zero; torch.distributions has samples with gradients",
 )
 gap(
     "aten::_standard_gamma_grad",
     "aten::_dirichlet_grad",
-    reason="the rules of _standard_gamma and _sample_dirichlet have gradients of their own, which are differentiated again",
+    reason="the rules of _standard_gamma and _sample_dirichlet have their own gradients, which can be differentiated again",
 )
 gap(
     "aten::_ctc_loss_backward",
     "aten::_ctc_loss_backward.Tensor",
-    reason="the rule of _ctc_loss has a gradient of its own, which is differentiated again",
+    reason="the rule of _ctc_loss has its own gradient, which can be differentiated again",
 )
 gap(
     "aten::_segment_reduce_backward",
-    reason="the rule of segment_reduce has a gradient of its own, which is differentiated again",
+    reason="the rule of segment_reduce has its own gradient, which can be differentiated again",
 )
 gap(
     "aten::embedding_renorm",
-    reason="PyTorch renormalizes the rows in place, and outside of autograd; it has no derivative",
+    reason="PyTorch renormalizes the rows in place and outside of autograd; it has no derivative",
 )
 gap(
     "aten::_test_autograd_multiple_dispatch.fullcoverage",
@@ -242,15 +246,15 @@ gap(
     "aten::_nested_from_padded_tensor",
     "aten::_nested_tensor_from_mask",
     "aten::_nested_tensor_from_tensor_list",
-    reason="rules are for dense tensors; on nested ones mg.nested takes the place of whole calls, as of to_padded_tensor",
+    reason="rules are for dense tensors; for nested tensors, mg.nested replaces whole calls, such as to_padded_tensor",
 )
-gap("aten::_pin_memory", reason="needs a GPU, and returns the numbers themselves; PyTorch has reverse mode")
+gap("aten::_pin_memory", reason="needs a GPU, and returns the values unchanged; PyTorch has reverse mode")
 
 # Convolution and pooling.
-composite("aten::max_pool2d", reason="max_pool2d_with_indices; MPS has a kernel of its own")
+composite("aten::max_pool2d", reason="max_pool2d_with_indices; MPS has its own kernel")
 gap(
     "aten::max_pool2d_backward",
-    reason="only MPS implements it, and has no places of the maxima to gather by; PyTorch differentiates it once",
+    reason="only MPS implements it, and it has no indices of the maxima for a gather; PyTorch differentiates it once",
 )
 gap(
     "aten::mkldnn_adaptive_avg_pool2d",
@@ -259,16 +263,16 @@ gap(
     "aten::mkldnn_max_pool2d_backward",
     "aten::mkldnn_max_pool3d",
     "aten::mkldnn_max_pool3d_backward",
-    reason="takes tensors in the layout of oneDNN only, and rules are for dense ones; PyTorch differentiates it once",
+    reason="takes only tensors in oneDNN's layout, and rules are for dense tensors; PyTorch differentiates it once",
 )
 gap(
     "aten::cudnn_affine_grid_generator_backward",
-    reason="only cuDNN implements it, and no derivative calls it: affine_grid_generator_backward takes its place",
+    reason="only cuDNN implements it, and no derivative calls it: affine_grid_generator_backward is used instead",
 )
 
 # Products, sparse tensors, recurrent layers.
 composite(
-    "aten::linear", "aten::matmul", reason="mm, bmm, mv, dot, addmm; PyTorch's table is for nested tensors and MPS"
+    "aten::linear", "aten::matmul", reason="mm, bmm, mv, dot, addmm; PyTorch's derivative is for nested tensors and MPS"
 )
 gap(
     "aten::linear_backward",
@@ -278,21 +282,24 @@ gap(
     "aten::_mkldnn_reshape",
     "aten::mkldnn_linear",
     "aten::to_mkldnn",
-    reason="tensors of the layout mkldnn, which have neither tangents nor, in PyTorch, second derivatives",
+    reason="for tensors in the mkldnn layout, which have no tangents and, in PyTorch, no second derivatives",
 )
 gap(
     "aten::_coalesce",
     "aten::_to_dense",
-    reason="PyTorch's reverse mode is right, and what it calls has rules; a sparse tensor has no tangent",
+    reason="PyTorch's reverse mode is right, and the operators that it calls have rules; a sparse tensor has no tangent",
 )
 gap(
     "aten::mkldnn_rnn_layer_backward",
-    reason="PyTorch calls it where nothing is differentiated again, and the rule of mkldnn_rnn_layer where it is",
+    reason="called only for a gradient that is not differentiated again; the rule of mkldnn_rnn_layer has the higher orders",
 )
-gap("aten::_cudnn_rnn_backward", reason="the rule of _cudnn_rnn has all orders, and calls it in the first only")
+gap(
+    "aten::_cudnn_rnn_backward",
+    reason="the rule of _cudnn_rnn has all orders, and calls this operator only for the first",
+)
 gap(
     "aten::miopen_rnn",
-    reason="all layers of a network in one opaque buffer; without MIOpen PyTorch calls cells that have rules",
+    reason="all layers of a network share one opaque buffer; without MIOpen, PyTorch calls cells that have rules",
 )
 gap(
     "aten::_lstm_mps",
@@ -304,13 +311,13 @@ gap(
     "aten::_cudnn_ctc_loss.Tensor",
     "aten::miopen_ctc_loss",
     "aten::miopen_ctc_loss.Tensor",
-    reason="only GPUs have it, and its gradient is one that the forward returns: PyTorch has no second derivative",
+    reason="only GPUs have it, and the forward returns its gradient: PyTorch has no second derivative",
 )
 
 # Functions of FunctionsManual.h that are not in mg.ops.
 not_a_formula(
     "batch_norm_backward",
-    reason="it is an operator of ATen, which has a rule; native_batch_norm_backward and batchnorm_double_backward are "
+    reason="it is an ATen operator, which has a rule; native_batch_norm_backward and batchnorm_double_backward are "
     "its formulas",
 )
 not_a_formula(
@@ -320,23 +327,23 @@ not_a_formula(
 not_a_formula(
     "_cudnn_ctc_loss_backward",
     "_miopen_ctc_loss_backward",
-    reason="the product with a gradient that the operator of a GPU returns, a constant to every further derivative; "
-    "ctc_loss_gradient is differentiated again",
+    reason="it multiplies by a gradient that the GPU operator returns, which is a constant to further derivatives; "
+    "ctc_loss_gradient can be differentiated again",
 )
 not_a_formula(
     "bessel_j1_backward",
     "bessel_y1_backward",
-    reason="a rule of one line: the slope is made of other Bessel functions",
+    reason="a one-line rule: the slope is made of other Bessel functions",
 )
 not_a_formula(
     "_cdist_backward_backward",
     "_pdist_backward_backward",
-    reason="cdist_double_backward and pdist_double_backward are these",
+    reason="they are called cdist_double_backward and pdist_double_backward here",
 )
 not_a_formula(
     "grid_sampler_2d_jvp",
     "grid_sampler_3d_jvp",
-    reason="grid_sampler_jvp is both",
+    reason="grid_sampler_jvp covers both",
 )
 not_a_formula(
     "native_group_norm_backward_dispatcher",
@@ -344,7 +351,7 @@ not_a_formula(
 )
 not_a_formula(
     "error_for_max_pool2d_double_backward",
-    reason="in PyTorch it raises, as max_pool2d_backward of MPS has no second derivative; max_pool2d_with_indices has "
+    reason="in PyTorch it raises, because max_pool2d_backward of MPS has no second derivative; max_pool2d_with_indices has "
     "all orders here",
 )
 not_a_formula(
@@ -353,14 +360,14 @@ not_a_formula(
 not_a_formula(
     "fft_backward",
     "sparse_constructor_values_backward",
-    reason="PyTorch declares it and has no definition; the functions in use are fft_r2c_backward and fft_c2r_backward, and "
+    reason="PyTorch declares it but does not define it; fft_r2c_backward and fft_c2r_backward are used instead, and "
     "sparse_coo_tensor_values_backward here",
 )
 not_a_formula(
     "not_implemented",
     "not_implemented_list",
     "strides_or_error",
-    reason="it raises an error of PyTorch's",
+    reason="it raises one of PyTorch's errors",
 )
 not_a_formula(
     "any_variable_defined",
@@ -370,7 +377,7 @@ not_a_formula(
     "toNonOptTensor",
     "update_wrapped_number",
     "wrap_opt_if",
-    reason="a helper of PyTorch's generated C++ code, and no derivative",
+    reason="a helper of PyTorch's generated C++ code, not a derivative",
 )
 not_a_formula(
     "_safe_size",
@@ -384,5 +391,5 @@ not_a_formula(
     "reverse_list_symint",
     "unsqueeze_multiple",
     "unsqueeze_to",
-    reason="a part of derivatives, and none itself",
+    reason="a helper of derivatives, not a derivative itself",
 )

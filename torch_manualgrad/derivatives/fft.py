@@ -1,9 +1,8 @@
 """Discrete Fourier transforms: _fft_c2c, _fft_r2c, _fft_c2r.
 
-$F$ has the entries $s exp(-2 pi i j k / n)$, where the normalization gives $s$. $F$ is symmetric: its adjoint is the
-transform in the other direction with the same $s$. A transform from or to real signals has half of a spectrum in the
-last of its dims. Dims are counted from the front: the operators, unlike torch.fft, write out of bounds for negative
-ones.
+The transform $F$ has the entries $s exp(-2 pi i j k / n)$, where the normalization determines $s$. $F$ is symmetric: its
+adjoint is the transform in the other direction with the same $s$. Transforms from or to real signals keep half of the
+spectrum in the last of their dims. Dims must not be negative: unlike torch.fft, the operators then write out of bounds.
 
 Args:
     normalization: 0 for $s = 1$, 1 for $1 / sqrt(n)$, 2 for $1 / n$, where $n$ is the number of entries transformed.
@@ -20,19 +19,19 @@ from torch_manualgrad.core.rule import formula, linear_in
 
 
 def _dims_fit(grad: Tensor, dim: Sequence[int]) -> str:
-    """Why the dims of a transform do not fit: the operators write out of bounds for dims that do not exist."""
+    """An error message if dims do not fit, else "". The operators write out of bounds for dims that do not exist."""
     if not dim or len(set(dim)) < len(dim) or not all(0 <= d < grad.dim() for d in dim):
         return f"dim: expected different dims of grad, from 0 to {grad.dim() - 1}, at least one, got {list(dim)}"
     return ""
 
 
 def _spectrum_fits(grad: Tensor, dim: Sequence[int], onesided: bool, last_dim_size: int) -> str:
-    """Why the sizes of a spectrum do not fit."""
+    """An error message if the sizes of a spectrum do not fit, else ""."""
     if wrong := _dims_fit(grad, dim):
         return wrong
     expected = last_dim_size // 2 + 1 if onesided else last_dim_size
     if last_dim_size < 1 or grad.shape[dim[-1]] != expected:
-        return f"last_dim_size: expected the n of which grad has {grad.shape[dim[-1]]} frequencies, got {last_dim_size}"
+        return f"last_dim_size: expected an n with {grad.shape[dim[-1]]} frequencies, as grad has, got {last_dim_size}"
     return ""
 
 
@@ -43,7 +42,7 @@ def fft_r2c_backward(
     """Cotangent of a real signal, given that of its spectrum: $Re F^H G$, with zeros for the missing half of $G$.
 
     Args:
-        grad: $G$, complex, (*, n // 2 + 1, *) if ``onesided``, else (*, n, *), where $n$ is in the last of ``dim``.
+        grad: $G$, complex, (*, n // 2 + 1, *) if ``onesided``, else (*, n, *). The last of ``dim`` has size $n$.
         dim: the dims that are transformed, at least one.
         onesided: whether the spectrum has only the frequencies from 0 to $n // 2$ in the last of ``dim``.
         last_dim_size: $n$.
@@ -60,7 +59,7 @@ def fft_r2c_backward(
 
 @formula(requires=_dims_fit)
 def fft_c2r_backward(grad: Tensor, dim: Sequence[int], normalization: int) -> Tensor:
-    """Cotangent of half of a spectrum, given that of the real signal: $F g$, twice where a frequency stands for two.
+    """Cotangent of half of a spectrum, given that of the real signal: $F g$, doubled where a frequency represents two.
 
     Args:
         grad: $g$, real, (*, n, *).

@@ -1,6 +1,6 @@
 """Flops of formulas with kernels for ``torch.utils.flop_counter``, which counts matrix products and not kernels.
 
-A kernel counts as the products in the body of its formula, which is run on tensors without data.
+A kernel is counted as the matrix products in the body of its formula, which runs on tensors without data.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def _register(formula: Formula) -> None:
     register_flop_formula(getattr(torch.ops.manualgrad, formula.__name__), get_raw=True)(flops)
 
 
-# PyTorch does not count the work of these kernels: they solve with the factors of the forward, where their bodies
-# decompose again, or are PyTorch's own attention, which only some releases count.
+# Not counted, as in PyTorch: kernels that solve with the forward's factors, while their bodies decompose again; and, in
+# releases that do not count it, PyTorch's own attention.
 _UNCOUNTED = {"linalg_det_backward", "slogdet_backward", "adjugate_again"}
 if torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward not in flop_registry:
     _UNCOUNTED.add("attention_backward")

@@ -1,8 +1,8 @@
-"""The operators with a rule that a public function of PyTorch reaches, for names such as ``override("linalg.svd")``.
+"""The operators with a rule that each public PyTorch function reaches, for names such as ``override("linalg.svd")``.
 
 ``torch.linalg.svd`` is composite: autograd sees ``aten::_linalg_svd``, which has the rule. Elementwise and linear
-operators are left out: most functions call some, and they are named directly. ``tests/core/test_names.py`` runs all
-functions and compares.
+operators are left out: most functions call some of them, and they are named directly. ``tests/core/test_names.py`` runs
+all functions and compares.
 """
 
 from torch_manualgrad.core.rule import reached

@@ -1,7 +1,7 @@
-"""The operators that an override with ``memory=True`` computes again: elementwise functions and normalizations.
+"""The operators that an override with ``memory=True`` recomputes: elementwise functions and normalizations.
 
-Each call costs about a pass over its result. The bits must be those of the forward, on each device and in each dtype;
-core/override/memory.py compares them where an argument is not among what the node saves.
+Each call costs about one pass over its result. The recomputed result must be bitwise identical to the forward's, on each
+device and in each dtype; core/override/memory.py compares the two if the node does not save every argument.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BEFORE = Argument(edge=0)
 
 
 def recomputed(node: str, call: Any, *arguments: Argument, constants: str = "", **more: Any) -> None:
-    """Register how the result of the nodes of one name is computed again."""
+    """Register how the result of autograd nodes of this name is recomputed."""
     recomputables[node] = Recomputable(node, call, arguments, constants.split(), **more)
 
 
@@ -48,7 +48,7 @@ recomputed("CloneBackward0", Tensor.clone, BEFORE)
 # -- normalizations ---------------------------------------------------------------------------------------------------
 
 
-SMALL = 16  # what a node does not save is copied, if it is smaller than the result by this factor
+SMALL = 16  # an argument that the node does not save is copied if it is smaller than the result by this factor
 
 
 def batch_norm(x: Tensor, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, eps: float) -> Tensor:
@@ -66,9 +66,10 @@ def statistics(
     training: bool,
     eps: float,
 ) -> tuple[Any, ...] | None:
-    """In training, those of an evaluation with the statistics of the batch, which takes one pass and not three.
+    """The arguments of `batch_norm` that repeat the forward; None if they are not available.
 
-    It multiplies by weight / sqrt(variance + eps): here by rstd * weight / sqrt(1 + 0).
+    For training on the CPU they are those of an evaluation with the statistics of the batch, which takes one pass instead
+    of three. An evaluation multiplies by weight / sqrt(variance + eps): here by rstd * weight / sqrt(1 + 0).
     """
     if any(t is not None and SMALL * t.numel() > x.numel() for t in (weight, bias, running_mean)):
         return None

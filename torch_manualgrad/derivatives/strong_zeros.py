@@ -1,7 +1,7 @@
 """The operators that derivatives call, in strong arithmetic: where a factor is 0, so is the product.
 
-One function for each kind of operator. They run for ``override(strong_zero=True)``, where a derivative would not be
-finite. Operators that are not listed here, or next to their rule, run as they are.
+There is one function for each kind of operator. They run for ``override(strong_zero=True)``, where a derivative would not
+be finite. Operators that are not listed here or next to their rule run unchanged.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def quotient(mode: StrongArithmetic, func: Any, a: Any, b: Any) -> Tensor:
 
 
 def bilinear(mode: StrongArithmetic, function: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
-    """Sums of products of an element of each, without the terms whose factor that is a cotangent or tangent is 0.
+    """Sums of products of an element of $a$ and one of $b$, without the terms whose cotangent or tangent factor is 0.
 
-    Such a term differs from 0 only where its other factor is not finite. That factor is replaced by 0, except in a sum
-    that has it as a factor of something that is not 0.
+    Such a term differs from 0 only where its other factor is not finite. That factor is replaced by 0, except in sums
+    where it also multiplies something that is not 0.
     """
     plain = function(a, b)
     met = torch.zeros_like(plain, dtype=torch.bool)

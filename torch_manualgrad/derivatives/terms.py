@@ -44,12 +44,12 @@ def sum_over_tangents(*terms: Callable[..., Any], then: Callable[..., Any] | Non
 
 
 def _called(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of a binding that only renames its parameters, which keep their order."""
+    """The formula of a binding that only renames parameters and keeps their order; else the function itself."""
     return function.formula if isinstance(function, ArgumentBinding) and function.renames_only else function
 
 
 def tangent_of_product(product: Callable[..., Any], *factors: str, others: Sequence[str] = ()) -> Callable[..., Any]:
-    """The jvp of a product: the sum, over its factors, of the product with the tangent of the factor in its place.
+    """The jvp of a product: the sum, over its factors, of the product with that factor replaced by its tangent.
 
     Args:
         product: an operator or a function, linear in each factor. It is called with the factors and then the others.
@@ -65,7 +65,7 @@ def tangent_of_product(product: Callable[..., Any], *factors: str, others: Seque
 
 
 def fitted_to(name: str, formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A vjp: the formula's result in the shape and dtype of an input that was broadcast."""
+    """A vjp that reduces the formula's result to the shape and dtype of an input that was broadcast."""
     called = _called(formula)
 
     def vjp(sizes: Any, dtype: Any, *known: Any) -> Tensor:
