@@ -430,9 +430,9 @@ def test_attention_by_torch():
         (lambda r: torch.einsum("bij->bi", r), "^einsum: not a function of a Ragged. .* components"),
         (lambda r: torch.fft.fft(r), "fft: not a function of a Ragged"),
         (lambda r: torch.linalg.svd(r), "svd: not a function of a Ragged"),
-        (lambda r: F.relu(r, inplace=True), "relu: inplace: a Ragged is not written to, got True"),
-        (lambda r: torch.exp(r, out=torch.zeros(1)), "exp: out: a Ragged is not written to, got a Tensor of shape"),
-        (lambda r: torch.ones(3).add_(r), "add_: a Ragged is neither written to .*; use add"),
+        (lambda r: F.relu(r, inplace=True), "relu: inplace: a Ragged cannot be written to, got True"),
+        (lambda r: torch.exp(r, out=torch.zeros(1)), "exp: out: a Ragged cannot be written to, got a Tensor of shape"),
+        (lambda r: torch.ones(3).add_(r), "add_: in-place functions do not take a Ragged; use add"),
         (
             lambda r: torch.clamp(r, min=torch.ones(3)),
             "clamp: expected numbers as further arguments, got a Tensor of shape",

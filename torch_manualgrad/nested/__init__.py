@@ -1,4 +1,4 @@
-"""Nested tensors: the operators of torch's, with derivatives in every mode."""
+"""Operators on nested tensors, with derivatives in every mode."""
 
 from . import operators as operators, structure_formulas as structure_formulas, tensor_like as tensor_like
 from .activations import celu, elu, gelu, hardtanh, leaky_relu, mish, relu, selu, silu, softplus, threshold

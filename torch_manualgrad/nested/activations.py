@@ -1,4 +1,4 @@
-"""Elementwise activations of nested tensors: PyTorch's own, on the packed values, if they are right in every mode.
+"""Elementwise activations of nested tensors: PyTorch's own functions on the packed values, if right in every mode.
 
 silu and mish are the exceptions: PyTorch has no reverse mode over dual numbers for them.
 """
@@ -304,7 +304,7 @@ def selu(input: Ragged) -> Ragged:
         The components of ``input``.
 
     Note:
-        Where not differentiable: at 0, where the derivative is that from the left.
+        Where not differentiable: at 0, where the derivative is the one from the left.
 
     References:
         ATen selu; Klambauer et al., Self-Normalizing Neural Networks (2017).
@@ -342,7 +342,7 @@ def softplus(input: Ragged, beta: float = 1.0, threshold: float = 20.0) -> Ragge
     Args:
         input: $x$, real.
         beta: the scale.
-        threshold: from where on the result is $x$.
+        threshold: the value of $beta x$ above which the result is $x$.
 
     Returns:
         The components of ``input``.

@@ -1,14 +1,14 @@
 """Elementwise operators of two arguments, at least one of them nested.
 
-On the values they are torch's own, differentiable in every mode. This module aligns the other argument with the values.
-It may be
+torch's own operators act on the values and are differentiable in every mode. This module aligns the other argument with
+the values. The other argument may be
 
 - a number, or a tensor without dims;
 - another nested tensor with the same components; dense dims broadcast;
 - a dense tensor that broadcasts to every component, (D,) or (1, D), or one entry per component, (B, 1, D), with size 1
   (or no dim) in the ragged dims;
-- a padded tensor, (B, L, D), as `Ragged.to_padded` returns it, with the length of the longest component: each component uses
-  as many of the first entries as it has.
+- a padded tensor, (B, L, D), as `Ragged.to_padded` returns it, with the length of the longest component. Each component uses
+  only the entries within its own length.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def elementwise(function: Callable[..., Tensor], x: Operand, other: Operand, **o
     """Apply ``function`` to two arguments, entry by entry; either may be dense.
 
     Args:
-        function: of two tensors, elementwise.
+        function: an elementwise function of two tensors.
         x: a Ragged, a tensor or a number; see the module's docstring.
         other: a Ragged, a tensor or a number; at least one of the two is a Ragged.
         options: passed on to ``function``.
@@ -60,7 +60,7 @@ def aligned(operands: Sequence[Operand], names: Sequence[str]) -> tuple[Ragged, 
 
     Args:
         operands: as in `elementwise`.
-        names: of these in errors.
+        names: the arguments' names in errors.
     """
     nested = next((x for x in operands if isinstance(x, Ragged)), None)
     if nested is None:
@@ -97,8 +97,8 @@ def _laid(nested: Ragged, operand: Operand, name: str) -> Any:
     if not fits or padded and (len(given) < dims or not _as_long(nested, sizes)):
         raise ValueError(
             f"{name}: shape {given} does not broadcast to {nested.summary()}; expected at most {dims} dims, "
-            f"1 or {nested.batch} in the batch dim if it is there, and 1 in ragged dims, or with a batch dim as many as "
-            "the longest component has there"
+            f"1 or {nested.batch} in the batch dim if it is there, and 1 in ragged dims or, with a batch dim, the size of "
+            "the longest component"
         )
     if nested.sizes is not None:
         return _laid_flat(nested, full, name)
@@ -118,9 +118,9 @@ def _broadcasts(nested: Ragged, sizes: Sequence[int | None]) -> bool:
 
 
 def _as_long(nested: Ragged, sizes: Sequence[int]) -> bool:
-    """Whether a dense tensor of these sizes has those of the longest components; True where none can be read.
+    """Whether a dense tensor's sizes in the ragged dims are 1 or those of the longest components.
 
-    Where they cannot be read, further entries are not used, and the last is repeated for missing ones.
+    True if the components' sizes cannot be read. Extra entries are then ignored, and the last one replaces missing ones.
     """
     if not readable(nested.offsets):
         return True
@@ -274,7 +274,7 @@ def minimum(x: Operand, other: Operand) -> Ragged:
 
 
 def _tensor(operand: Operand, other: Operand) -> Operand:
-    """A number as a tensor like ``other``'$s$ values, for functions that take no numbers."""
+    """Convert a number to a tensor like the values of ``other``, for functions that take no numbers."""
     if isinstance(operand, (Ragged, Tensor)) or not isinstance(other, Ragged):
         return operand
     return other.values.new_zeros(()) + operand  # in the dtype of the sum: 0.5 with integers stays 0.5

@@ -5,8 +5,8 @@ changes of $S$ and $v$, and for a cotangent $g$ of $y$,
 
     dP = P (dS - sum P dS),   dy = dP v + P dv;        gP = g v^T,   gS = P (gP - sum P gP),   gv = P^T g,
 
-and $q$ and $k$ enter through $S$ only. The fused kernels keep the row sums of $P$ and not $P$ itself; higher
-derivatives are those of the formulas above, in terms of $q$, $k$ and $v$.
+and $q$ and $k$ enter through $S$ only. The fused kernels save the log-sum-exp of each row of $S$ instead of $P$. Higher
+derivatives differentiate the formulas above, in terms of $q$, $k$ and $v$.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _by_groups(
     structure: tuple[Tensor, Tensor, bool],
     sides: tuple[int, ...],
 ) -> tuple[Tensor, ...]:
-    """``f(group, *queries, *keys)`` on the padded tensors (n, P, L, d) of every group; its results packed, (*b, T, d).
+    """Apply ``f(group, *queries, *keys)`` to the padded tensors (n, P, L, d) of each group, and pack the results.
 
     Args:
         f: computes one group.
@@ -72,7 +72,7 @@ def _by_groups(
         sides: for each result of ``f``, 0 if it has the positions of the queries, 1 if those of the keys.
 
     Returns:
-        One packed tensor for each result of ``f``.
+        One packed tensor for each result of ``f``, (*b, T, d).
     """
     q_offsets, k_offsets, causal = structure
     lead, counts = queries[0].shape[:-2], (queries[0].shape[-2], keys[0].shape[-2])
@@ -94,12 +94,12 @@ def _fused(q: Tensor, v: Tensor) -> bool:
 
 
 def _rows(*tensors: Tensor) -> list[Tensor]:
-    """The tensors with contiguous rows, which do not overlap: the fused kernels read the strides of the other dims only."""
+    """The tensors with contiguous rows that do not overlap: the fused kernels ignore the stride of the last dim."""
     return [x if x.stride(-1) == 1 and x.stride(-2) >= x.shape[-1] else x.contiguous() for x in tensors]
 
 
 def _bias(group: Group, q: Tensor, k: Tensor) -> Tensor | None:
-    """The mask as the fused kernels take it: a tensor to add."""
+    """The mask in the form that the fused kernels take: a tensor to add."""
     if group.masked is None:
         return None
     bias = q.new_zeros(group.masked.shape).masked_fill_(group.masked, -torch.inf)
@@ -201,7 +201,7 @@ def _(
 def nested_attention(
     q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Attention over packed sequences, $softmax(scale q k^T) v$ for each, and log sum exp of the rows of $scale q k^T$.
+    """Attention over packed sequences, $softmax(scale q k^T) v$ for each, and the log-sum-exp of each row of $scale q k^T$.
 
     Args:
         q: (*b, Tq, d), real.
@@ -210,10 +210,10 @@ def nested_attention(
         q_offsets: (B + 1,), int32 or int64: where the sequences of queries begin.
         k_offsets: (B + 1,), int32 or int64: where the sequences of keys begin.
         is_causal: whether query $i$ of a sequence attends to the keys 0 to $i$ only.
-        scale: of the products.
+        scale: the factor of the products.
 
     Returns:
-        (*b, Tq, m), 0 where a sequence has no keys; and (*b, Tq), a constant to every derivative.
+        (*b, Tq, m), 0 where a sequence has no keys; and (*b, Tq), which every derivative treats as constant.
 
     Note:
         Where not differentiable: nowhere.
@@ -297,28 +297,28 @@ def scaled_dot_product_attention(
 ) -> Ragged:
     """$softmax(scale q k^T) v$ for each sequence of a batch, without padding, right in all six modes.
 
-    The lengths are read, which synchronizes with a GPU once per call.
+    Reads the lengths, which synchronizes with a GPU once per call.
 
     Args:
-        query: (B, ..., *, d), the ragged dim the last but one: usually (B, heads, *, d). Floating point.
-        key: (B, ..., *, d), with sequences of its own lengths; the dtype of ``query``.
+        query: (B, ..., *, d), ragged in the second to last dim: usually (B, heads, *, d). Floating point.
+        key: (B, ..., *, d), with its own sequence lengths; the dtype of ``query``.
         value: (B, ..., *, m), with the lengths of ``key``; the dtype of ``query``.
-        attn_mask: one for all sequences, (L, S) for the longest of the queries and of the keys: booleans, True where a query
-            attends to a key, or numbers that are added to the products; a shorter sequence has its first rows and
-            columns. None: no mask.
-        dropout_p: the probability with which a weight is dropped; in a graph 0.
+        attn_mask: one mask for all sequences, (L, S), where $L$ is the largest number of queries and $S$ that of keys.
+            Booleans, True where a query attends to a key, or numbers that are added to the products. A shorter sequence
+            uses the first rows and columns. None for no mask.
+        dropout_p: the probability of dropping a weight; 0 in a graph.
         is_causal: whether query $i$ of a sequence attends to the keys 0 to $i$ only.
-        scale: of the products; None for $d^(-1/2)$.
-        enable_gqa: whether key and value may have fewer heads (the third dim from the end), each for as many heads of
-            query.
+        scale: the factor of the products; None for $d^(-1/2)$.
+        enable_gqa: whether key and value may have fewer heads (the third dim from the end), each of which serves the
+            same number of heads of query.
 
     Returns:
         The components of ``query`` with $m$ instead of $d$; 0 for a sequence without keys.
 
     Raises:
-        ValueError: shapes that do not fit, a mask of other sizes, both a mask and ``is_causal``, or a probability out of
-            range.
-        TypeError: a dtype that is not floating point, or more than one.
+        ValueError: shapes that do not fit, a mask of the wrong shape, both a mask and ``is_causal``, or a probability
+            out of range.
+        TypeError: a dtype that is not floating point, or different dtypes.
 
     Note:
         Where not differentiable: nowhere.
@@ -329,7 +329,7 @@ def scaled_dot_product_attention(
     if not 0 <= dropout_p <= 1:
         raise ValueError(f"dropout_p: expected 0 to 1, got {dropout_p}")
     if attn_mask is not None and is_causal:
-        raise ValueError("attn_mask: expected None with is_causal=True, as torch has it")
+        raise ValueError("attn_mask: expected None with is_causal=True, as in torch")
     query, key, value = (_sequences(x, n) for x, n in ((query, "query"), (key, "key"), (value, "value")))
     for name, x in (("key", key), ("value", value)):
         if x.dim() != query.dim():
@@ -364,13 +364,13 @@ def _longest(x: Ragged) -> int:
 
 
 def _added(mask: Tensor | None, query: Ragged, key: Ragged) -> Tensor | None:
-    """The mask as numbers to add, checked."""
+    """The mask, checked, as numbers to add."""
     if mask is None:
         return None
     sizes = [_longest(query), _longest(key)]
     if list(mask.shape) != sizes:
         raise ValueError(
-            f"attn_mask: expected {sizes}, the longest of the queries and of the keys, got {described(mask)}"
+            f"attn_mask: expected {sizes}, the largest numbers of queries and of keys, got {described(mask)}"
         )
     if mask.dtype != torch.bool:
         return mask
@@ -378,7 +378,7 @@ def _added(mask: Tensor | None, query: Ragged, key: Ragged) -> Tensor | None:
 
 
 def _dropped_shares(S: Tensor, masked: Tensor | None, dropout_p: float) -> Tensor:
-    """$P$ of general products, 0 for a query that attends to no key."""
+    """$P$ with dropout, for any mask; 0 for a query that attends to no key."""
     if masked is not None:
         S = S.masked_fill(masked, -torch.inf)
     none = (S == -torch.inf).all(-1, keepdim=True)
@@ -397,9 +397,9 @@ def _general(
     causal: bool,
     scale: float,
 ) -> Tensor:
-    """With a mask or dropout: torch's operators, which differentiate themselves."""
+    """Attention with a mask or dropout, in torch's differentiable operators."""
     if torch.compiler.is_compiling():
-        raise ValueError("attn_mask, dropout_p: expected None and 0 in a graph, where no lengths can be read")
+        raise ValueError("attn_mask, dropout_p: expected None and 0 in a graph, where lengths cannot be read")
 
     def forward(group: Group, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor]:
         S, masked = _scores(group, q, k, scale)
@@ -420,7 +420,7 @@ def weighted_values(
     is_causal: bool,
     average: bool,
 ) -> tuple[Ragged, Ragged]:
-    """Attention, sequence by sequence, and its weights.
+    """Attention within each sequence, and its weights.
 
     Args:
         query: (B, heads, *, d).
@@ -429,7 +429,7 @@ def weighted_values(
         attn_mask: as in `scaled_dot_product_attention`.
         dropout_p: as in `scaled_dot_product_attention`.
         is_causal: as in `scaled_dot_product_attention`.
-        average: whether the weights are their mean over the heads.
+        average: whether to average the weights over the heads.
 
     Returns:
         (B, heads, *, m), and (B, *, *) or (B, heads, *, *).
@@ -451,7 +451,7 @@ def weighted_values(
 
 
 def _sequences(x: Ragged, name: str) -> Ragged:
-    """``x`` with the last dim but one as its only ragged dim, also where all components are of one size."""
+    """``x`` with the second to last dim as its only ragged dim, even if all components have the same size."""
     if x.dim() < 3 or not x.values.is_floating_point():
         what = f"shape {x.shape}" if x.dim() < 3 else f"{x.values.dtype}"
         raise (ValueError if x.dim() < 3 else TypeError)(

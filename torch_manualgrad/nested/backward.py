@@ -1,7 +1,7 @@
 """PyTorch's backward operators on its nested tensors, with derivatives.
 
-Each has the parameters of PyTorch's operator of the same name, which the nodes of PyTorch's graphs call; see `strided`. A
-cotangent may have any layout in memory.
+The nodes of PyTorch's graphs call these operators; see `strided`. Each function takes the parameters of PyTorch's operator of
+the same name. A cotangent may have any memory layout.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _nested_sum_backward(grad: Ragged, self: Ragged, dim: Any, keepdim: bool = F
 @on_nested
 def _linear_backward(self: Ragged, grad_output: Ragged, weight: Tensor, output_mask: Sequence[bool]) -> Any:
     if output_mask[1] or output_mask[2]:
-        _ = self.offsets  # of a buffer with holes there are none: they are left out of the sums
+        _ = self.offsets  # raises for a buffer with holes; the call is then repeated without them, for the sums
     rows, g = self.values, grad_output.values
     if self.sizes is not None:
         rows, g = rows.reshape(-1, weight.shape[1]), g.reshape(-1, weight.shape[0])
@@ -102,7 +102,10 @@ def _native_layer_norm_backward(
     bias: Tensor | None,
     output_mask: Sequence[bool],
 ) -> Any:
-    """PyTorch's mean and rstd are constants to its graph, and eps is not known: they are functions of the input here."""
+    """The backward with mean and rstd as functions of the input: PyTorch's graph treats them as constants.
+
+    As eps is unknown, rstd keeps its given value.
+    """
     require_same_structure(input, grad_out)
     shape, dims = list(normalized_shape), last_dims(normalized_shape)
     x, g = (r.flat().reshape(-1, *shape) for r in (input, grad_out))
@@ -114,7 +117,7 @@ def _native_layer_norm_backward(
 
 
 def _from_flat(flat: Tensor, like: Ragged) -> Ragged:
-    """The batch with the structure of ``like``, given its components one after the other."""
+    """The batch with the structure of ``like``, given its flat buffer."""
     if like.sizes is not None:
         return like.like(flat)
     return like.like(packed_from_flat(flat, like.offsets, like.values.shape, like.packed_dim))
@@ -131,7 +134,7 @@ def _select_of_batch_backward(grad_output: Tensor, self: Ragged, index: int) -> 
 
 
 def _nested_select_backward(grad_output: Tensor, self: Any, dim: int, index: int) -> Any:
-    """Of the batch; along other dims PyTorch's select of jagged tensors is ours, and the strided one has no backward."""
+    """The backward of a strided select along the batch. Jagged tensors use our select; other strided dims have no backward."""
     if self.layout is torch.jagged or dim not in (0, -self.dim()):
         return NotImplemented
     return _select_of_batch_backward(grad_output, self, index % self.size(0))

@@ -17,17 +17,18 @@ __all__ = ["collate", "from_packed", "to_packed"]
 
 
 def collate(samples: Sequence[Any], ragged: bool | Collection[Any] | None = None) -> Any:
-    """A batch of samples, for ``DataLoader(dataset, collate_fn=mg.nested.collate)``.
+    """Collate samples into a batch, for ``DataLoader(dataset, collate_fn=mg.nested.collate)``.
 
     Args:
-        samples: of one structure: tensors, numbers, strings, NumPy arrays, and dictionaries, tuples and lists of these.
+        samples: samples with the same structure: tensors, numbers, strings, NumPy arrays, and dictionaries, tuples and
+            lists of these.
         ragged: which tensors become a `Ragged`, whatever their sizes: the keys of a dictionary, or the positions in a tuple or
-            list; the other tensors have one shape. True: all that have dims. None: those whose sizes differ in this
-            batch.
+            list; the other tensors must have one shape. True for all tensors with dims. None for those whose sizes differ
+            in this batch.
 
     Returns:
-        The structure of a sample, with a `Ragged` or a stacked tensor for tensors. Everything else is as
-        ``torch.utils.data.default_collate`` has it.
+        The structure of a sample, with a `Ragged` or a stacked tensor for tensors. Everything else is collated by
+        ``torch.utils.data.default_collate``.
 
     Raises:
         TypeError: an argument is not of its type.
@@ -48,7 +49,7 @@ def collate(samples: Sequence[Any], ragged: bool | Collection[Any] | None = None
         return {key: part(key, [sample[key] for sample in samples]) for key in first}
     if isinstance(first, (tuple, list)):
         if len({len(sample) for sample in samples}) > 1:
-            raise ArgumentError(f"samples: expected as many entries in each, got {[len(s) for s in samples]}")
+            raise ArgumentError(f"samples: expected equal numbers of entries, got {[len(s) for s in samples]}")
         parts = [part(i, list(column)) for i, column in enumerate(zip(*samples))]
         return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
     if type(first).__module__ == "numpy" and hasattr(first, "shape") and first.shape:
@@ -61,17 +62,17 @@ def collate(samples: Sequence[Any], ragged: bool | Collection[Any] | None = None
 
 
 def to_packed(x: Ragged) -> PackedSequence:
-    """The sequences as the recurrent modules of torch take them.
+    """Convert the sequences to the form that torch's recurrent modules take.
 
     Args:
         x: (B, *, ...), with sequences of at least one entry.
 
     Returns:
-        The ``PackedSequence``; its order is that of the batch again after `from_packed`.
+        The ``PackedSequence``; `from_packed` restores the order of the batch.
 
     Raises:
-        ValueError: another ragged dim.
-        RuntimeError: a sequence without entries, as torch says.
+        ValueError: a ragged dim other than dim 1.
+        RuntimeError: a sequence without entries, as in torch.
     """
     if x.ragged_dims != (1,):
         raise ValueError(f"to_packed: expected dim 1 as the only ragged one, got {x.summary()}")
@@ -82,13 +83,13 @@ def from_packed(packed: PackedSequence) -> Ragged:
     """The sequences of a ``PackedSequence``, in the order of the batch.
 
     Args:
-        packed: what ``nn.LSTM`` and the like return for one.
+        packed: as ``nn.LSTM`` and similar modules return it.
 
     Returns:
         (B, *, ...).
 
     Raises:
-        TypeError: another argument.
+        TypeError: not a ``PackedSequence``.
     """
     if not isinstance(packed, PackedSequence):
         raise TypeError(f"packed: expected a PackedSequence, got {type(packed).__name__}")

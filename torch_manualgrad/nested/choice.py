@@ -14,19 +14,19 @@ from .layouts import tracked
 
 __all__ = ["REFUSALS", "choose"]
 
-# The errors by which PyTorch's functions and ours refuse a call. Not all of Exception: a hook may raise others to end a
-# recomputation.
+# The errors with which PyTorch's functions and ours refuse a call. Not every Exception: a hook may raise another one to
+# end a recomputation.
 REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def choose(
     function: Callable[..., Any], own: Callable[..., Any], args: Any, kwargs: Any, takes_nested_ints: bool = False
 ) -> Any:
-    """Our function where the call is differentiated, PyTorch's where it is not; if the chosen one refuses, the other.
+    """Call our function if the call is differentiated, else PyTorch's; if the chosen one refuses, call the other.
 
-    If both refuse, PyTorch's error is raised, with ours as its cause and in its message: PyTorch's often says no more
-    than that its class does not support the call. A call with a tangent does not fall back to
-    PyTorch's, as PyTorch's classes lose the tangent.
+    If both refuse, PyTorch's error is raised, with ours as its cause and in its message, because PyTorch's often says
+    only that its class does not support the call. A call with a tangent never falls back to PyTorch, whose classes lose
+    the tangent.
     """
     given = [*args, *kwargs.values()]
     given += [a for some in given if isinstance(some, (list, tuple)) for a in some]
@@ -61,7 +61,7 @@ def choose(
 
 
 def _only_stock_holds(x: Tensor) -> bool:
-    """Whether it is a strided tensor of a kind that `Ragged.from_nested` does not take."""
+    """Whether ``x`` is a strided tensor that `Ragged.from_nested` does not take."""
     strided = x.is_nested and not is_plain_jagged(x) and x.layout is torch.strided
     return strided and (x.dim() < 2 or not x.size(0))
 

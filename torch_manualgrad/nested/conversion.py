@@ -19,15 +19,15 @@ __all__ = ["on_nested", "require_same_structure", "same_structure"]
 
 
 class _NeedsOffsets(Exception):
-    """A function of a `_WithHoles` reads where components lie."""
+    """Raised when a function reads the offsets of a `_WithHoles`."""
 
 
 class _WithHoles(Ragged):
     """The full buffer of a jagged tensor, with positions that belong to no component, and without its offsets.
 
-    A function that acts on each position separately, as most do, never reads the offsets, and acts on all positions as
-    PyTorch's does. A function that reads them is called again with a copy without holes. So is one with a dense argument
-    whose gradient is wanted, which is a sum over positions; the holes are then computed separately.
+    Most functions act on each position separately. They never read the offsets, and act on all positions, as PyTorch's
+    do. A function that reads the offsets is called again with a copy without holes. So is a function with a dense argument
+    that needs a gradient, because that gradient is a sum over positions; the holes are then computed separately.
     """
 
     __slots__ = ("structure",)
@@ -72,22 +72,22 @@ class _WithHoles(Ragged):
 def on_nested(function: Callable[..., Any] | None = None, *, views: bool = False) -> Callable[..., Any]:
     """Let a function of `Ragged` accept torch nested tensors, strided or jagged, wherever it accepts a Ragged.
 
-    Nested arguments, also in lists and tuples, are converted. Every Ragged in the result (alone, in a list, a tuple
-    or a named tuple) is converted back to the kind of the first nested argument. Tensors pass through. The function
+    Nested arguments, including those in lists and tuples, are converted. Every Ragged in the result (alone, in a list, a
+    tuple or a named tuple) is converted back to the kind of the first nested argument. Tensors pass through. The function
     itself checks with `require_same_structure` which arguments must have the same structure.
 
-    A result with the components of a jagged argument has its structure: its offsets themselves, the known bounds of its
-    lengths, and its positions that belong to no component.
+    A result with the components of a jagged argument shares its structure: the same offsets tensor, the known bounds of
+    its lengths, and the positions that belong to no component.
 
     Args:
         function: of one or more `Ragged`.
         views: whether its results may share memory with its arguments.
 
     Returns:
-        The function that converts; without ``function`` a decorator.
+        The converting function; a decorator if ``function`` is None.
 
     Raises:
-        TypeError: when called: no argument is a Ragged or a nested tensor, or one is not what its annotation says.
+        TypeError: when called: no argument is a Ragged or a nested tensor, or an argument does not match its annotation.
     """
 
     if function is None:
@@ -123,7 +123,7 @@ def _converted_call(
 ) -> Any:
     try:
         inside, named = conversion.to_raggeds(args, kwargs)
-    except ValueError as error:  # a nested tensor that has no Ragged
+    except ValueError as error:  # a nested tensor that cannot be converted
         given = {**dict(zip(inspect.signature(function).parameters, args)), **kwargs}
         raise explained(function.__name__, error, given) or error from None
     if not conversion.kinds:
@@ -138,7 +138,7 @@ def _converted_call(
         call = functools.partial(naming, function, inside, named)
     if not (conversion.has_holes and conversion.has_parameters):
         return conversion.convert_back(call())
-    # a gradient of a dense argument is a sum over the positions: over those of the components only
+    # the gradient of a dense argument is a sum over positions, which must leave out the holes
     if conversion.positions == "all":
         raise _NeedsOffsets
     result = call()
@@ -173,11 +173,11 @@ def _has_nested(argument: Any) -> bool:
 
 
 class _Conversion:
-    """The conversion of one call: of its arguments to `Ragged`, and of results to the kind and structure of these."""
+    """Converts the arguments of one call to `Ragged`, and its results back to the arguments' kind and structure."""
 
     def __init__(self, positions: Literal["all", "used", "unused"], views: bool) -> None:
-        # of a buffer with holes: "all", as it is; "used", those of the components; "unused", those of the holes, where
-        # dense arguments are constants
+        # the positions of a buffer with holes: "all"; "used", those of the components; "unused", those of the holes, for
+        # which dense arguments are constants
         self.positions = positions
         self.views = views
         self.has_holes = False
@@ -260,20 +260,19 @@ class _Conversion:
 
 
 def _base(x: Tensor) -> Tensor:
-    """The tensor that ``x`` is a view of; ``x`` itself where it is none."""
+    """The tensor that ``x`` is a view of; ``x`` itself if it is not a view."""
     return x._base if x._base is not None else x
 
 
 def require_same_structure(x: Ragged, other: Ragged, *, name: str = "other") -> None:
-    """Check that two batches have the same components' sizes in the same ragged dims; their dense sizes may differ.
+    """Check that the components of two batches have the same sizes in the same ragged dims; dense sizes may differ.
 
-    Offsets are the same if they are one tensor; otherwise they are compared, which synchronizes with a GPU (not in a
-    graph).
+    If the two do not share one offsets tensor, the offsets are compared, which synchronizes with a GPU (not in a graph).
 
     Args:
-        x: the batches.
-        other: the batches.
-        name: of the second in errors.
+        x: the first batch.
+        other: the second batch.
+        name: the second batch's name in errors.
 
     Raises:
         ValueError: names the difference: the number of components or dims, the ragged dims, the offsets or the sizes.
@@ -295,7 +294,7 @@ def require_same_structure(x: Ragged, other: Ragged, *, name: str = "other") -> 
     if torch.compiler.is_compiling() or type(x.offsets) is not Tensor or type(other.offsets) is not Tensor:
         sizes = traced_nested_int(x.offsets), traced_nested_int(other.offsets)
         if None not in sizes and sizes[0] != sizes[1]:
-            raise ValueError(f"{name}: the sizes of the ragged dims, in a graph, differ: {sizes[0]} and {sizes[1]}")
+            raise ValueError(f"{name}: in a graph, the sizes of the ragged dims differ: {sizes[0]} and {sizes[1]}")
         return
     for what, mine, others in zip(("offsets", "sizes"), x.read(), other.read()):
         if mine != others:
@@ -303,5 +302,5 @@ def require_same_structure(x: Ragged, other: Ragged, *, name: str = "other") -> 
 
 
 def same_structure(a: JaggedStructure, b: JaggedStructure) -> bool:
-    """Whether two structures are known to be equal without a look at their numbers."""
+    """Whether two structures are known to be equal without reading their numbers."""
     return a.offsets is b.offsets and a.lengths is b.lengths and a.dim == b.dim

@@ -1,7 +1,6 @@
-"""Functions of single entries of a `Ragged`, and along its regular dims: embedding, one_hot, where, argmax, topk, sort and the
-like.
+"""Functions of single entries of a `Ragged`, or along its regular dims: embedding, one_hot, where, argmax, topk, sort.
 
-They are torch's own, on the values, with the derivatives that these have.
+They apply torch's own functions to the values, with torch's derivatives.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ def _with_new_last_dim(x: Ragged, values: Tensor) -> Ragged:
 
 
 def embedding(input: Ragged, weight: Tensor, *args: Any, **kwargs: Any) -> Ragged:
-    """The rows of a matrix at the numbers of a batch, as ``torch.nn.functional.embedding``.
+    """Look up rows of a matrix by the indices in a batch, as ``torch.nn.functional.embedding``.
 
     Args:
         input: integers, with one ragged dim, (B, ..., *, ...).
         weight: (rows, D).
-        args: as of torch's.
-        kwargs: as of torch's.
+        args: as in torch.
+        kwargs: as in torch.
 
     Returns:
         (B, ..., *, ..., D).
 
     Raises:
         ValueError: several ragged dims.
-        IndexError: as torch's.
+        IndexError: as in torch.
     """
     one_ragged_dim(input, "embedding")
     return _with_new_last_dim(input, F.embedding(input.values, weight, *args, **kwargs))
@@ -50,21 +49,21 @@ def one_hot(input: Ragged, num_classes: int = -1) -> Ragged:
 
     Args:
         input: integers, with one ragged dim.
-        num_classes: as of torch's.
+        num_classes: as in torch.
 
     Returns:
-        With one more dim.
+        A `Ragged` with one more dim.
 
     Raises:
         ValueError: several ragged dims.
-        RuntimeError: as torch's.
+        RuntimeError: as in torch.
     """
     one_ragged_dim(input, "one_hot")
     return _with_new_last_dim(input, F.one_hot(input.values, num_classes))
 
 
 def positions(x: Ragged) -> Ragged:
-    """The place of each entry along the ragged dim of its component: 0, 1, ... in each, int64.
+    """The position of each entry along the ragged dim of its component: 0, 1, ..., int64.
 
     Args:
         x: with one ragged dim.
@@ -81,7 +80,7 @@ def positions(x: Ragged) -> Ragged:
 
 
 def where(condition: Operand, input: Operand, other: Operand) -> Ragged:
-    """Entries of one where a condition holds, and of the other elsewhere, as `torch.where`.
+    """Entries of ``input`` where a condition holds, and of ``other`` elsewhere, as `torch.where`.
 
     Args:
         condition: booleans; a `Ragged`, or dense as in `add`.
@@ -103,9 +102,9 @@ def normalize(input: Ragged, p: float = 2.0, dim: int = 1, eps: float = 1e-12, o
 
     Args:
         input: the batch.
-        p: of the norm.
-        dim: of the vectors, which must not be the batch.
-        eps: the least that a norm counts as.
+        p: the order of the norm.
+        dim: the dim of the vectors, not the batch.
+        eps: the smallest divisor.
         out: None.
 
     Returns:
@@ -113,14 +112,14 @@ def normalize(input: Ragged, p: float = 2.0, dim: int = 1, eps: float = 1e-12, o
 
     Raises:
         IndexError: no such dim.
-        ValueError: the batch.
+        ValueError: ``dim`` is the batch.
     """
     norms = vector_norm(input, p, dim, True)
     return input / (norms.clamp_min(eps) if isinstance(norms, Tensor) else norms.clamp(min=eps))
 
 
 def _along(name: str, keeps: bool = True) -> Callable[..., Any]:
-    """A function of torch along one regular dim; the results keep the dim or, with ``keepdim``, may lose it."""
+    """Apply torch's function along one regular dim; the results keep the dim, or if not ``keeps``, ``keepdim`` decides."""
     function = getattr(torch, name)
 
     def call(x: Ragged, *args: Any, dim: int | None = None, keepdim: bool = False, **kwargs: Any) -> Any:

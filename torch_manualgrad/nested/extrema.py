@@ -45,7 +45,7 @@ def amax(x: Ragged, dim: Dims = None, keepdim: bool = False) -> Ragged | Tensor:
         As `sum`, in the dtype of ``x``.
 
     Raises:
-        IndexError: a dim out of range; an empty slice, where that can be read (see the module's docstring).
+        IndexError: a dim out of range; an empty slice, if the lengths can be read (see the module's docstring).
         ValueError, RuntimeError: as `sum`.
 
     Note:
@@ -114,20 +114,20 @@ def max(x: Ragged, dim: int | None = None, keepdim: bool = False) -> Any:
 
     Args:
         x: real.
-        dim: a dim of the components; None: over all entries, a tensor.
+        dim: a dim of the components; None to reduce all entries.
         keepdim: whether the reduced dim stays, with size 1.
 
     Returns:
-        `Extremum`: values and indices, each as from `sum`. Indices are within the component, of the first entry that
-        attains the value.
+        `Extremum`: values and indices, each as from `sum`. An index is the position, within its component, of the first
+        entry that attains the value. Without a ``dim``, a tensor.
 
     Raises:
         IndexError, RuntimeError: as `amax`.
-        ValueError: the batch, or keepdim without a dim.
+        ValueError: ``dim`` is the batch, or keepdim without a dim.
 
     Note:
-        Where not differentiable: at ties, where the chosen entry has the whole gradient; over all entries, those that
-        tie share it.
+        Where not differentiable: at ties, where the chosen entry gets the whole gradient. Without a ``dim``, tied entries
+        share it.
 
     References:
         ATen max.dim, value_selecting_reduction_backward.

@@ -38,11 +38,11 @@ def fast_path(
 
     Args:
         name: of the node in the graph.
-        count: how many of the arguments, the first ones, are tensors (or None).
+        count: the number of leading arguments that are tensors (or None).
         forward: ``(*arguments) -> (result, residuals)``, run below autograd.
         backward: ``(needed, grad, residuals, *constants) -> gradients`` of the tensors, run below autograd.
-        again: the same, in operations that are differentiable in every mode, for a backward that is differentiated or
-            transformed itself; None: `backward`.
+        again: the same in operations that are differentiable in every mode, for a backward that is itself differentiated
+            or transformed; None to use ``backward``.
 
     Returns:
         The function.

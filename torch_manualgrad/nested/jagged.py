@@ -1,7 +1,7 @@
 """The fast path of a call on a jagged nested tensor: one node of autograd's graph, from buffer to buffer.
 
-It is for calls that need only autograd, and for functions that act on each position along the ragged dim separately. A
-backward that is tracked, or whose cotangent has another structure, calls the function itself.
+It serves calls that need only autograd, of functions that act on each position along the ragged dim separately. A backward
+that is tracked, or whose cotangent has another structure, is computed on nested tensors (``_Call.tracked``).
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ Gradients = Sequence[Tensor | None]
 
 
 class _Call(NamedTuple):
-    """A call as it acts on the buffer.
+    """A call, in terms of the buffer.
 
     Attributes:
         forward: ``(values, *parameters) -> (result, residuals)``.
         backward: ``(grad, needed, *residuals) -> gradients`` of values and parameters.
         tracked: ``(grad, needed, x, *residuals) -> gradients`` of nested tensors, with derivatives, by `backward`.
-        of_result: whether ``x`` there is the result, not the argument.
+        of_result: whether ``x`` of ``tracked`` is the result instead of the argument.
         parameters: the dense arguments, or None.
     """
 
@@ -64,7 +64,7 @@ def _on_buffer() -> Callable[..., Any]:
         with below_autograd():
             values, residuals = call.forward(x._values, *parameters)
         result = jagged_nested(values, structure)
-        # dense ones first: they report an in-place change, which a nested one cannot
+        # dense tensors first: they report an in-place change, which a nested tensor cannot
         ctx.save_for_backward(*residuals, result if call.of_result else x)
         ctx.call, ctx.structure = call._replace(parameters=()), structure
         return result
@@ -90,7 +90,7 @@ _apply = _on_buffer()
 
 
 def is_untracked(grad: Any, structure: JaggedStructure) -> bool:
-    """Whether nothing follows a backward, and its cotangent has the structure of the result."""
+    """Whether a backward is not tracked and its cotangent has the structure of the result."""
     plain = not torch.is_grad_enabled() and only_autograd() and is_plain_jagged(grad)
     return plain and same_structure(jagged_structure(grad), structure)
 
@@ -115,7 +115,7 @@ def jagged_call(name: str, x: Any, *args: Any, **kwargs: Any) -> Any:
         kwargs: the keyword arguments.
 
     Returns:
-        The result; None where the fast path does not take the call.
+        The result; None if the fast path does not take the call.
     """
     if not has_plain_buffer(x):
         return None
@@ -124,7 +124,7 @@ def jagged_call(name: str, x: Any, *args: Any, **kwargs: Any) -> Any:
         return None
     shared = any(p is not None and p.requires_grad for p in call.parameters)
     if not (x.requires_grad or shared) or (shared and jagged_structure(x).lengths is not None):
-        return None  # a gradient of parameters leaves out holes
+        return None  # gradients of parameters must leave out holes
     return _apply(call, x, *call.parameters)
 
 

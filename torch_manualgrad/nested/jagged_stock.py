@@ -1,6 +1,6 @@
-"""Calls on jagged nested tensors that PyTorch keeps, differentiated in its own graph; `strided` explains this.
+"""Calls on jagged nested tensors that stay with PyTorch and are differentiated in its own graph; `strided` explains this.
 
-These are operators with one pass over the buffer, for which a node of ours (`jagged`) is not faster than PyTorch's.
+They make one pass over the buffer, for which a node of ours (`jagged`) is not faster than PyTorch's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["stays"]
 
 
 def stays(name: str, x: Any, *args: Any, **options: Any) -> bool:
-    """Whether PyTorch's graph of this call will do.
+    """Whether this call can stay in PyTorch's graph.
 
     Args:
         name: of the aten operator.
@@ -47,7 +47,7 @@ def _both(x: Any, other: Any) -> bool:
 
 
 def _is_number(x: Any) -> bool:
-    """Whether it is real, and a constant."""
+    """Whether ``x`` is a real constant."""
     if isinstance(x, Tensor):
         return type(x) in PLAIN and not (x.is_nested or x.dim() or x.requires_grad or x.is_complex())
     return type(x) in (int, float)

@@ -38,8 +38,8 @@ def layer_norm_backward_nested(
         grad: $g$, the shape of ``input``.
         input: $x$, packed, (*rows, *normalized_shape), real.
         normalized_shape: the sizes of the last dims.
-        mean: $m$ and $r$ as `layer_norm_nested` returns them, (*rows, 1, ..., 1); differentiable.
-        rstd: $m$ and $r$ as `layer_norm_nested` returns them, (*rows, 1, ..., 1); differentiable.
+        mean: $m$ as `layer_norm_nested` returns it, (*rows, 1, ..., 1); differentiable.
+        rstd: $r$ as `layer_norm_nested` returns it, (*rows, 1, ..., 1); differentiable.
         weight: of shape ``normalized_shape``, or None for 1.
         grad_input_mask: which of the three are wanted; the others come back empty.
 
@@ -77,10 +77,10 @@ def _(
     weight: Tensor | None,
     grad_input_mask: Sequence[bool],
 ) -> tuple[Tensor, ...]:
-    if weight is None and grad_input_mask[1]:  # PyTorch's returns no tensor for it
+    if weight is None and grad_input_mask[1]:  # PyTorch's kernel returns no tensor for it
         return layer_norm_backward_nested.reference(grad, input, normalized_shape, mean, rstd, weight, grad_input_mask)
     bias = input.new_empty(normalized_shape) if weight is None else weight  # read for its shape and dtype only
-    # PyTorch's reads the statistics as if they were contiguous
+    # PyTorch's kernel reads the statistics as if they were contiguous
     found = torch.ops.aten.native_layer_norm_backward(
         grad, input, normalized_shape, mean.contiguous(), rstd.contiguous(), weight, bias, grad_input_mask
     )
@@ -138,7 +138,7 @@ def _(ctx: Any, saved: Any, grad: Tensor | None, grad_mean: Tensor | None, grad_
     if grad is not None:
         given = layer_norm_backward_nested(grad, input, shape, mean, rstd, weight, wanted)
         found = [g if yes else None for g, yes in zip(given, wanted)]
-    if grad_mean is not None or grad_rstd is not None:  # only where the backward itself is differentiated
+    if grad_mean is not None or grad_rstd is not None:  # only if the backward itself is differentiated
         more = torch.zeros_like(wide(rstd)) if grad_mean is None else wide(grad_mean)
         if grad_rstd is not None:
             more = more - wide(grad_rstd) * wide(rstd).pow(3) * (wide(input) - wide(mean))
@@ -198,9 +198,9 @@ def layer_norm(
     """$(x - mean) / sqrt(var + eps) * weight + bias$ over the last dims of each component, right in all six modes.
 
     Args:
-        input: real; every ragged dim is in front of the normalized ones, or ``normalized_shape`` has None in its place.
-        normalized_shape: the sizes of the last dims. With a None, mean and variance are over the whole of each
-            component's last dims, the ragged one included, and there is no weight and no bias.
+        input: real; every ragged dim is in front of the normalized dims, or ``normalized_shape`` has None in its place.
+        normalized_shape: the sizes of the last dims. With a None, mean and variance are taken over all of each
+            component's last dims, including the ragged one, and weight and bias must be None.
         weight: of shape ``normalized_shape``, or None.
         bias: of shape ``normalized_shape``, or None.
         eps: added to the variance.
@@ -233,7 +233,7 @@ def _ragged_layer_norm(x: Ragged, normalized_shape: Sequence[Any], weight: Any, 
     if len(shape) >= x.dim() or tuple(shape) != x.shape[-len(shape) :] or x.sizes is not None:
         raise ValueError(f"normalized_shape: {shape} is not the end of the shape {x.shape}, with one ragged dim")
     if weight is not None or bias is not None:
-        raise ValueError("weight and bias: a ragged dim is normalized, and they can have none; expected None")
+        raise ValueError("weight and bias: expected None, as a ragged dim is normalized and they cannot be ragged")
     if not x.values.is_floating_point():
         raise TypeError(f"input: expected a floating point dtype, got {x.values.dtype}")
     values, dim = wide(x.values), x.packed_dim

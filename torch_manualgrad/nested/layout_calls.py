@@ -1,4 +1,4 @@
-"""PyTorch's operators on the structure and the layout of its nested tensors, with the parameters that they have there."""
+"""PyTorch's operators on the structure and the layout of its nested tensors, with PyTorch's parameters."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ __all__ = [
 
 def unbind(self: Any, dim: int = 0) -> Any:
     if self.layout is torch.strided and dim in (0, -self.dim()):
-        return NotImplemented  # PyTorch's own is right there, and gives views
+        return NotImplemented  # PyTorch's own is right here, and returns views
     return structure.unbind(self, dim)
 
 
@@ -64,7 +64,7 @@ def select(self: Any, dim: int, index: int) -> Any:
     count = self.size(0)
     if not -count <= index < count:
         raise IndexError(f"index: {index} is out of range for {count} components")
-    with stock():  # whose backward ends the process for an index from the end
+    with stock():  # PyTorch's backward ends the process for a negative index
         component = self.select(0, index % count)
     return CALLS.mark("aten::select.int", component)
 
@@ -91,7 +91,7 @@ def narrow(self: Any, dim: int, start: int, length: int) -> Any:
 
 
 def _pieces(self: Any, dim: int, views: Callable[[], Sequence[Any]], pieces: Callable[[], Any]) -> Any:
-    """Pieces along ``dim``: of a strided tensor PyTorch's views, where it has them and there is a library; or ours."""
+    """Pieces along ``dim``: for a tracked strided tensor PyTorch's views, if they can be differentiated; else ours."""
     if self.layout is torch.jagged or not (tracked(self) and differentiates_views()):
         return pieces()
     try:
@@ -120,14 +120,14 @@ def _strided_view(nested: Tensor, dim: int, index: int) -> Tensor:
 
 
 def as_strided(self: Any, found: Any) -> Any:
-    """The entries of a tensor (B, ...) as components of a nested tensor, as in PyTorch's strided class."""
+    """Make a dense result (B, ...) of a strided tensor a nested tensor of its rows, which PyTorch's strided class returns."""
     if self.layout is torch.strided and not found.is_nested:
         return torch.nested.as_nested_tensor(list(found.unbind()))
     return found
 
 
 def transpose(self: Any, dim0: int, dim1: int) -> Any:
-    """PyTorch's own is right, and gives a view; but it has no tangents."""
+    """Transpose a jagged tensor with a tangent; for others PyTorch's is right, and returns a view."""
     dual = self.layout is torch.jagged and dual_jagged(self) is not None
     return structure.transpose(self, dim0, dim1) if dual else NotImplemented
 
@@ -140,14 +140,14 @@ def contiguous(self: Any, *, memory_format: Any = torch.contiguous_format) -> An
 
 
 def clone(self: Any, *, memory_format: Any = None) -> Any:
-    """PyTorch's is right where the copy has the layout of the original."""
+    """PyTorch's is right if the copy has the layout of the original."""
     if memory_format is not torch.contiguous_format or self.layout is not torch.jagged:
         return NotImplemented
     return contiguous(self)
 
 
 def _without_holes(nested: Any) -> Any:
-    """A copy whose components follow each other. The gradient of PyTorch's copy has another ragged size than ``nested``."""
+    """A copy without holes. The gradient of PyTorch's own copy has a different ragged size than ``nested``."""
     structure = jagged_structure(nested)
     positions, offsets = used_positions(structure)
     values = jagged_values(nested).index_select(structure.dim - 1, positions)
@@ -171,7 +171,7 @@ def reshape(self: Any, size: Sequence[Any]) -> Any:
 
 
 def values(self: Any) -> Any:
-    """PyTorch's own is right for strided tensors, and gives a view."""
+    """PyTorch's own is right for strided tensors, and returns a view."""
     if self.layout is torch.jagged:
         return jagged_values(self, view=True)
     with stock():
@@ -195,8 +195,8 @@ def view_from_jagged(
 def to_padded(self: Any, padding: float, output_size: Sequence[int] | None = None) -> Any:
     """Pad a nested tensor.
 
-    Of ``output_size``, PyTorch's jagged class reads only the size of the ragged dim, and where no longest length is
-    known it pads to the length of the buffer.
+    As in PyTorch's jagged class, only the size of the ragged dim in ``output_size`` is read, and if no longest length is
+    known, the result is padded to the length of the buffer.
     """
     if self.layout is torch.strided:
         return structure.to_padded_tensor(self, padding, output_size)

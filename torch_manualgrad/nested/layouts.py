@@ -1,6 +1,6 @@
-"""Conversion of torch's nested tensors, strided and jagged, to buffers and back; reverse mode, in any order.
+"""Conversion of torch's nested tensors, strided and jagged, to buffers and back; reverse mode, to any order.
 
-The jagged layout has forward mode too (dual numbers, not torch.func): its tangent is that of its buffer, which torch
+The jagged layout also has forward mode (dual numbers, not torch.func): its tangent is its buffer's tangent, which torch
 itself ignores. The strided layout has no tangents, because torch refuses them. `Ragged` supports every mode.
 """
 
@@ -48,8 +48,8 @@ __all__ = [
 
 # torch can view the buffer of a strided nested tensor in both directions without a copy. But if a cotangent arrives
 # transposed, these views read its buffer in the original's order, and the gradient is silently in the wrong order.
-# Splitting into components and stacking them are adjoint to each other, in any order; so autograd tracks these, where a
-# call does not stay with PyTorch (`strided`).
+# Splitting into components and stacking them are each other's adjoints, in whatever order the entries lie. So autograd
+# tracks these two, unless a call stays with PyTorch (`strided`).
 
 
 def tracked(x: Tensor) -> bool:
@@ -58,11 +58,11 @@ def tracked(x: Tensor) -> bool:
 
 
 def strided_components(nested: Tensor) -> tuple[Tensor, ...]:
-    """The components of a strided nested tensor, also of a transposed one: views, differentiable in reverse."""
+    """The components of a strided nested tensor, transposed or not, as views; differentiable in reverse."""
     if not (tracked(nested) and differentiates_views()):
         with stock():
             return nested.unbind()
-    with stock(), below_autograd():  # the node of PyTorch's own keeps the tensor, which could not be written to then
+    with stock(), below_autograd():  # PyTorch's own node saves the tensor, which then must not be written to
         components = nested.unbind()
     count = len(components)
     return (*differentiable_pieces(nested, components, 0, range(count), [1] * count),)
@@ -87,7 +87,7 @@ def to_strided(flat: Tensor, sizes: Tensor) -> Tensor:
 
 
 def has_unused(structure: JaggedStructure, positions: int) -> bool:
-    """Whether a buffer of so many positions has some that belong to no component; False where that cannot be read."""
+    """Whether some of a buffer's positions belong to no component; False if the offsets cannot be read."""
     if structure.lengths is not None:
         return True
     offsets = structure.offsets
@@ -95,7 +95,7 @@ def has_unused(structure: JaggedStructure, positions: int) -> bool:
 
 
 def used_positions(structure: JaggedStructure) -> tuple[Tensor, Tensor]:
-    """The positions of the buffer that belong to components, in order, and the offsets of a buffer of only these."""
+    """The positions of the buffer that belong to components, in order, and the offsets for a buffer of only these."""
     lengths = structure.offsets.diff() if structure.lengths is None else structure.lengths
     starts = structure.offsets[: len(lengths)]
     positions = strided_positions(lengths[:, None], torch.ones_like(lengths[:, None]), starts)
@@ -103,13 +103,13 @@ def used_positions(structure: JaggedStructure) -> tuple[Tensor, Tensor]:
 
 
 def unused_positions(structure: JaggedStructure, positions: int) -> Tensor:
-    """The positions of a buffer of so many that belong to no component, in order."""
+    """The positions of the buffer that belong to no component, in order, given the number of all positions."""
     unused = torch.ones(positions, dtype=torch.bool, device=structure.offsets.device)
     return unused.index_fill(0, used_positions(structure)[0], False).nonzero().squeeze(1)
 
 
 def from_jagged(nested: Any) -> tuple[Tensor, Tensor, int]:
-    """(values, offsets, ragged dim) of a jagged nested tensor; holes between components are left out of a copy."""
+    """(values, offsets, ragged dim) of a jagged nested tensor; if it has holes, of a copy without them."""
     structure, values = jagged_structure(nested), jagged_values(nested, view=True)
     if not has_unused(structure, values.shape[structure.dim - 1]):
         return values, structure.offsets, structure.dim
@@ -122,8 +122,9 @@ def jagged_values(nested: Any, *, view: bool = False) -> Tensor:
 
     Args:
         nested: the nested tensor.
-        view: whether a caller may see the buffer, or what shares its memory: to autograd it is PyTorch's view then,
-            through which writes are seen. Its node keeps ``nested``, which must not be written to before the backward.
+        view: whether a caller may get the buffer or a tensor that shares its memory. The buffer is then PyTorch's view,
+            so that autograd tracks writes to it. Its node saves ``nested``, which must not be written to before the
+            backward.
 
     Returns:
         The buffer.
@@ -148,9 +149,9 @@ def to_jagged(values: Tensor, structure: JaggedStructure, *, view: bool = False)
 
     Args:
         values: the buffer.
-        structure: of the result.
-        view: whether a caller may see ``values``, or what shares their memory: to autograd the result is a view of them
-            then, through which writes are seen.
+        structure: the structure of the result.
+        view: whether a caller may get ``values`` or a tensor that shares their memory. The result is then a view of
+            ``values``, so that autograd tracks writes to it.
 
     Returns:
         The nested tensor.
@@ -172,10 +173,10 @@ def to_jagged(values: Tensor, structure: JaggedStructure, *, view: bool = False)
 
 
 def _differentiate_again(view: Tensor, adjoint: Callable[[Any], Any]) -> None:
-    """Let the backward of PyTorch's view of a buffer, or of a nested tensor, be differentiated in turn.
+    """Make the backward of PyTorch's view, of a buffer or of a nested tensor, differentiable.
 
-    Each of the two views is the other's adjoint. PyTorch's own backward of either is right, but has a wrong derivative
-    itself, or none.
+    Each of the two views is the other's adjoint. PyTorch's own backward of either view is right, but the derivative of
+    that backward is wrong or missing.
     """
 
     def differentiable(gradients: Any, grads: Any) -> Any:
@@ -194,12 +195,12 @@ def _refuse_transforms() -> None:
     if in_functorch():
         raise RuntimeError(
             "a nested tensor of PyTorch has no derivative inside of a torch.func transform; pass a "
-            "torch_manualgrad.nested.Ragged instead, which has all of them"
+            "torch_manualgrad.nested.Ragged instead, which supports every mode"
         )
 
 
-# The two as autograd functions. They save no tensor, and serve complex numbers, for which PyTorch has no views with a
-# history. Autograd refuses in-place changes of tensors that share memory with their arguments.
+# Both conversions as autograd functions. They save no tensor, and support complex numbers, for which PyTorch has no
+# tracked views. Autograd refuses in-place changes of tensors that share memory with their arguments.
 
 
 def _unpacking() -> Callable[[Any], Tensor]:

@@ -14,11 +14,11 @@ __all__ = ["Lines"]
 
 
 class Lines:
-    """A batch with several ragged dims, its entries reordered so that those along one dim are contiguous.
+    """A batch with several ragged dims, whose entries are reordered so that those along one dim are contiguous.
 
     Attributes:
         values: (N,), the entries in that order: component by component, line by line.
-        back: (N,), the index of each entry of the batch among them.
+        back: (N,), the index in ``values`` of each entry of the batch.
     """
 
     def __init__(self, x: Ragged, dim: int) -> None:
@@ -37,14 +37,14 @@ class Lines:
         self._along = along[order]
 
     def offsets(self) -> Tensor:
-        """Where lines begin, for the largest possible number of lines: the last are empty. Does not synchronize."""
+        """Where lines begin, for the largest possible number of lines; surplus lines are empty. Does not synchronize."""
         line = (self._along == 0).cumsum(0)
         return torch.searchsorted(line, torch.arange(1, len(line) + 2, device=line.device))
 
     def reduced(self, keepdim: bool) -> tuple[Tensor, Callable[[Tensor], Ragged]]:
-        """Where lines begin, empty ones too; and a function that makes a nested tensor of one value for each.
+        """Where lines begin, including empty lines, and a function that makes a nested tensor from one value per line.
 
-        It synchronizes: the number of lines depends on the sizes.
+        Synchronizes, because the number of lines depends on the sizes.
         """
         x, at = self.batch, self.dim - 1
         others = torch.cat([self.sizes[:, :at], self.sizes[:, at + 1 :]], 1)

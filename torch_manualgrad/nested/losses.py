@@ -1,7 +1,7 @@
-"""Losses of nested predictions, as ``torch.nn.functional`` has them, over the entries that there are: no padding counts.
+"""Losses of nested predictions, as in ``torch.nn.functional``, over the actual entries: padding does not count.
 
-They are torch's own, on the values, with the derivatives that these have. "mean" is over all entries of the batch, so that a
-long component weighs more than a short one; "none" gives a `Ragged` for a mean of one's own.
+They apply torch's own losses to the values, with torch's derivatives. "mean" averages over all entries of the batch, so that a
+long component weighs more than a short one; "none" returns a `Ragged`, from which any other mean can be taken.
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ def _of_entries(name: str) -> Callable[..., Any]:
         return of_entries(nested, found) if reduction == "none" else found
 
     call.__name__ = name
-    call.__doc__ = (
-        f"``torch.nn.functional.{name}``, over the entries that there are; a target may be dense as in `add`."
-    )
+    call.__doc__ = f"``torch.nn.functional.{name}``, over the actual entries; a target may be dense as in `add`."
     return call
 
 
@@ -62,7 +60,7 @@ def _as_rows(input: Ragged, what: str) -> tuple[Tensor, int]:
     ragged = input.ragged_dims[0]
     if ragged == 1:
         raise ValueError(
-            f"input: {what} expected the classes in dim 1, as torch has them, got {input.summary()}; call it with "
+            f"input: {what} expected the classes in dim 1, as in torch, got {input.summary()}; call it with "
             "input.transpose(1, 2), or with input.flatten(0, 1) and target.flatten(0, 1)"
         )
     return input.values.movedim(ragged - 1, 0), ragged
@@ -91,19 +89,19 @@ def _of_classes(name: str) -> Callable[..., Any]:
         return input.like(found.movedim(0, ragged - 2), shape)
 
     call.__name__ = name
-    call.__doc__ = f"""``torch.nn.functional.{name}``, over the entries that there are.
+    call.__doc__ = f"""``torch.nn.functional.{name}``, over the actual entries.
 
     Args:
         input: (B, C, ..., *, ...), the classes in dim 1.
-        target: (B, ..., *, ...), the numbers of classes; for cross_entropy also probabilities, as input.
-        args: as of torch's.
-        kwargs: as of torch's.
+        target: (B, ..., *, ...), class indices; for cross_entropy also probabilities, in the shape of ``input``.
+        args: as in torch.
+        kwargs: as in torch.
 
     Returns:
-        As torch's; a `Ragged` (B, ..., *, ...) with ``reduction="none"``.
+        As in torch; a `Ragged` (B, ..., *, ...) with ``reduction="none"``.
 
     Raises:
-        TypeError: an argument that is no `Ragged`.
+        TypeError: an argument that is not a `Ragged`.
         ValueError: classes in another dim, lengths that differ, or several ragged dims.
     """
     return call

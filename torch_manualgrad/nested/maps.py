@@ -1,6 +1,6 @@
 """Functions along one dim of the components of nested tensors that keep the dim: cumsum, softmax, log_softmax, glu.
 
-Dims are counted as in `reductions`, and the results are of the argument's kind, differentiable in every mode.
+Dims are counted as in `reductions`. The results have the argument's kind and are differentiable in every mode.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def cumsum(x: Ragged, dim: int) -> Ragged:
         dim: a dim of the components.
 
     Returns:
-        The kind and shape of ``x``; integers in int64.
+        The kind and shape of ``x``; integers are summed in int64.
 
     Raises:
         IndexError: a dim out of range.
-        ValueError: the batch.
+        ValueError: ``dim`` is the batch.
 
     Note:
         Where not differentiable: nowhere.
@@ -73,7 +73,7 @@ def softmax(x: Ragged, dim: int, dtype: torch.dtype | None = None) -> Ragged:
 
     Raises:
         IndexError: a dim out of range.
-        ValueError: the batch.
+        ValueError: ``dim`` is the batch.
         RuntimeError: a dtype without a softmax.
 
     Note:
@@ -132,7 +132,7 @@ def glu(x: Ragged, dim: int = -1) -> Ragged:
 
     Raises:
         IndexError: a dim out of range.
-        ValueError: the batch, a ragged dim, an odd size, several ragged dims.
+        ValueError: ``dim`` is the batch, is ragged or has an odd size, or several dims are ragged.
 
     Note:
         Where not differentiable: nowhere.

@@ -24,7 +24,7 @@ def matmul(self: Ragged | Tensor, other: Ragged | Tensor) -> Any:
 
     By the components of self and other:
 
-    - (l, k) and (k, m): nested, (l, m); so too if a dim in front of the last two is ragged, in the same way in both.
+    - (l, k) and (k, m): nested, (l, m); also if a dim in front of the last two is ragged, with the same sizes in both.
     - (n, l) and (l, m), with the same ragged sizes: a dense (B, ..., n, m).
     - (l, k) and $(k, l')$: nested with two ragged dims. This product, and any with a factor that has several ragged
       dims, reads sizes, which synchronizes with a GPU, and is computed one component at a time.
@@ -75,7 +75,7 @@ def _nested_dense(x: Ragged, w: Tensor, given: tuple[Any, Any] = (None, None)) -
         raise _no_product(self, other)
     if x.sizes is not None:
         if w.dim() != 2:
-            raise _no_product(self, other, "; with several ragged dims the dense one has two dims")
+            raise _no_product(self, other, "; with several ragged dims, the dense argument must have two dims")
         return _on_rows(x, w.shape[-1], lambda rows: rows @ w)
     shape = (*x.shape[:-1], w.shape[-1])
     if w.dim() == 2:
@@ -135,7 +135,7 @@ def _on_rows(x: Ragged, width: int, f: Any) -> Ragged:
 
 
 def _by_components(x: Ragged, y: Ragged) -> Any:
-    """The products one by one. Ragged are the rows of $x$, the columns of $y$, and the dims in front ragged in both."""
+    """The products, one component at a time. A dim of the result is ragged if it is ragged in the factors it comes from."""
     shape = (*(a if b is None else b for a, b in zip(x.shape[:-2], y.shape[:-2])), x.shape[-2], y.shape[-1])
     left, right = x.components(), y.components()
     for a, b in zip(left, right):

@@ -1,7 +1,7 @@
 """``nn.MultiheadAttention`` of sequences of unequal lengths, and so ``nn.TransformerEncoderLayer`` and the like.
 
-The module exchanges batch and sequence of its arguments and hands them to ``F.multi_head_attention_forward``. A batch of
-sequences of unequal lengths has no such layout: `SequencesFirst` stands for it, and that function takes it.
+The module swaps the batch and sequence dims of its arguments and passes them to ``F.multi_head_attention_forward``. A batch
+of sequences of unequal lengths has no such layout, so `SequencesFirst` represents it, and that function takes it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["SequencesFirst"]
 
 
 class SequencesFirst:
-    """(*, B, D), for a `Ragged` (B, *, D): an argument of ``F.multi_head_attention_forward``, and of nothing else."""
+    """(*, B, D), for a `Ragged` (B, *, D); only ``F.multi_head_attention_forward`` takes it."""
 
     __slots__ = ("batch",)
 
@@ -32,7 +32,7 @@ class SequencesFirst:
         return f"SequencesFirst({self.batch.summary()})"
 
     def transpose(self, dim0: int, dim1: int) -> Ragged:
-        """The `Ragged` again."""
+        """Swap the two dims back: the `Ragged`."""
         if {dim0 % 3, dim1 % 3} != {0, 1}:
             raise ValueError(f"dim0, dim1: expected 0 and 1, the sequence and the batch, got {dim0} and {dim1}")
         return self.batch
@@ -86,7 +86,7 @@ def _forward(
     inputs = []
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not isinstance(x, SequencesFirst):
-            raise TypeError(f"MultiheadAttention: {name}: expected a Ragged, as other arguments are, got {type(x)}")
+            raise TypeError(f"MultiheadAttention: {name}: expected a Ragged, like the other arguments, got {type(x)}")
         inputs.append(x.batch)
     if inputs[0].shape[2] != embed_dim_to_check:
         raise ValueError(f"query: expected {embed_dim_to_check} features, got {inputs[0].summary()}")
@@ -103,6 +103,6 @@ def _forward(
     if need_weights:
         heads, shares = weighted_values(q, k, v, attn_mask, dropped, is_causal, average_attn_weights)
     else:
-        mask = None if is_causal else attn_mask  # the mask is then only the hint's own
+        mask = None if is_causal else attn_mask  # with is_causal, attn_mask is the causal mask itself
         heads = scaled_dot_product_attention(q, k, v, mask, dropped, is_causal)
     return SequencesFirst(linear(heads.transpose(1, 2).flatten(-2), out_proj_weight, out_proj_bias)), shares

@@ -45,7 +45,7 @@ def parameter_gradient(per_place: Tensor, parameter: Tensor | None, normalized_s
 def parameters_change(
     change: Tensor | None, normalized: Tensor, weight_t: Tensor | None, bias_t: Tensor | None, like: Tensor
 ) -> Tensor | None:
-    """The tangent ``change`` plus the parts of the parameters' tangents, in the shape and dtype of the result."""
+    """The tangent ``change`` plus the contributions of the parameters' tangents, in the shape and dtype of the result."""
     if weight_t is not None:
         change = normalized * weight_t if change is None else change + normalized * weight_t
     if bias_t is not None:
@@ -59,7 +59,7 @@ def dense_tail(
     """The normalized dims' sizes, and the values with these dims last.
 
     Raises:
-        ValueError: they do not fit.
+        ValueError: the sizes or the parameters do not fit.
         TypeError: a dtype that is not floating point.
     """
     shape = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)

@@ -1,9 +1,9 @@
-"""PyTorch's own operators on its own nested tensors, as `override` replaces them: the replacement "nested".
+"""The replacement "nested" of `override`: PyTorch's own operators on its own nested tensors.
 
 One line per operator: the aten name, and the function of `mg.nested` that replaces the call, on both layouts. A
-function has the operator's own parameters. It returns NotImplemented, and PyTorch computes, for arguments that
-only PyTorch's class represents: strided tensors without components or of numbers, a nested weight, attention with a
-mask or dropout.
+function takes the operator's own parameters. For arguments that only PyTorch's class represents, it returns
+NotImplemented, and PyTorch computes the call: strided tensors without components or of numbers, a nested weight,
+attention with a mask or dropout.
 
 `LIMITS` lists the unsupported calls, which raise.
 """
@@ -138,7 +138,7 @@ def _nansum(self: Ragged, dim: Any = None, keepdim: bool = False) -> Any:
 
 @on_nested
 def _nanmean(self: Ragged, dim: Any = None, keepdim: bool = False) -> Any:
-    """PyTorch makes it of sums that count holes, where no dims are given."""
+    """nanmean, which PyTorch computes from sums that count holes if no dims are given."""
     require_inexact(self, "nanmean")
     present = self.like(self.values.isnan().logical_not().to(self.values.dtype))
     counts = reductions.sum(present, reductions.all_dims(self, _some(dim)), keepdim)
@@ -152,7 +152,7 @@ def _view_as_real(self: Ragged) -> Ragged:
 
 
 def _on_values(name: str) -> Callable[..., Any]:
-    """The operator on every entry, by its rule on dense tensors, which PyTorch's jagged class bypasses."""
+    """Apply the operator to every entry with its rule for dense tensors, which PyTorch's jagged class bypasses."""
     op = getattr(torch.ops.aten, name)
 
     @on_nested
@@ -169,7 +169,7 @@ _ON_VALUES = """
 
 
 def _on_pairs(name: str) -> Callable[..., Any]:
-    """The same for an operator on two arguments, each of them nested, dense or a number."""
+    """`_on_values` for an operator of two arguments, each of them nested, dense or a number."""
     op = getattr(torch.ops.aten, name.partition(".")[0])
 
     @on_nested
@@ -308,7 +308,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **BACKWARD,
 }
 
-# Calls on jagged tensors, by the function: of one node of ours, and those that stay with PyTorch.
+# Calls on jagged tensors by function: those with one node of ours, and those that stay with PyTorch.
 _JAGGED = {_FUNCTIONS[name]: name for name in JAGGED}
 _TO_STOCK = {_FUNCTIONS[name]: name for name in ("relu", "silu", "linear", *ARITHMETIC)}
 
@@ -317,7 +317,7 @@ _TAKE_NESTED_INTS = (layout_calls.reshape,)
 
 
 def _choose(function: Callable[..., Any], own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """The fast paths of a call on jagged tensors, by one node on the buffer (`jagged`) or PyTorch's; else `choose`."""
+    """Take a fast path for a call on jagged tensors, with one node on the buffer (`jagged`) or PyTorch's; else `choose`."""
     try:
         if (name := _TO_STOCK.get(function)) is not None:
             if stays(name, *args, **kwargs):
@@ -335,7 +335,7 @@ def _choose(function: Callable[..., Any], own: Callable[..., Any], args: Any, kw
 
 
 def _on_stock(own: Callable[..., Any]) -> Callable[..., Any]:
-    """PyTorch's call, whose inner calls are PyTorch's too: nanmean would divide our nansum by a count with holes."""
+    """PyTorch's call with PyTorch's inner calls. Otherwise nanmean divides our nansum by a count that includes holes."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with stock():
@@ -345,15 +345,15 @@ def _on_stock(own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _stock_reads_out_of_bounds(function: Callable[..., Any], args: Any) -> bool:
-    """Whether PyTorch's own reads memory outside of the tensor: select within components of strided tensors."""
+    """Whether PyTorch's own function reads out of bounds: select within components of strided tensors."""
     if function is not layout_calls.select or args[0].layout is torch.jagged:
         return False
     return args[0].dim() > 1 and args[0].size(0) > 0 and args[1] not in (0, -args[0].dim())
 
 
 def _jagged_attention(own: Callable[..., Any], query: Any, *args: Any, **kwargs: Any) -> Any:
-    """Attention of jagged tensors: autocast is applied here; a ragged dim that is not that of the sequences is a second
-    batch.
+    """Attention of jagged tensors, with autocast applied here. A ragged dim other than the sequence dim stays with PyTorch,
+    for which it is a second batch dim.
     """
     given = (query, *args)
     if not (isinstance(query, Tensor) and query.is_nested and jagged_dim(query) == query.dim() - 2):

@@ -1,4 +1,4 @@
-"""The positions of components' entries in a buffer: integer arithmetic on sizes and offsets that does not synchronize.
+"""Positions of component entries in a buffer: integer arithmetic on sizes and offsets that does not synchronize.
 
 *Flat* is the common format: components one after the other, each row-major, as in torch's strided nested tensors.
 *Packed* is a `Ragged` with one ragged dim: components concatenated along it.
@@ -31,7 +31,7 @@ def readable(numbers: Tensor) -> bool:
 
 
 def cumulated(lengths: Tensor) -> Tensor:
-    """Offsets: the sums of the lengths in front of each component, and of all."""
+    """Offsets: the sum of the lengths in front of each component, and the sum of all lengths."""
     return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to(lengths.dtype)
 
 
@@ -78,7 +78,7 @@ def _packed_rows(offsets: Tensor, before: int, count: int) -> Tensor:
 
 
 def packed_from_flat(flat: Tensor, offsets: Tensor, shape: Sequence[int], dim: int) -> Tensor:
-    """The buffer of that ``shape`` with components concatenated along ``dim``, from the flat one. Differentiable."""
+    """The buffer of this ``shape`` with components concatenated along ``dim``, from the flat buffer. Differentiable."""
     before, after = math.prod(shape[:dim]), math.prod(shape[dim + 1 :])
     if before != 1:
         rows = flat.reshape(before * shape[dim], after)
@@ -102,7 +102,7 @@ def ragged_shape(sizes: Sequence[Sequence[int]], ragged_dims: Sequence[int] | No
     chosen = list(ragged_dims) if ragged_dims is not None else differ or [1]
     dims = len(sizes[0])
     if not chosen or not all(1 <= d <= dims for d in chosen) or not set(differ) <= set(chosen):
-        raise ValueError(f"ragged_dims: {chosen}, where components of {dims} dims differ in dims {differ}")
+        raise ValueError(f"ragged_dims: got {chosen}, but components of {dims} dims differ in dims {differ}")
     return [len(sizes), *(None if d in chosen else n for d, n in enumerate(sizes[0], 1))]
 
 

@@ -1,6 +1,6 @@
-"""Sequences of unequal lengths in padded groups of about equal ones, for products of every position with every other.
+"""Sequences of similar lengths in padded groups, for products of every position with every other.
 
-Lengths are read once per call. In a graph they cannot be read: all sequences are one group, and a mask separates them.
+Lengths are read once per call. In a graph they cannot be read, so all sequences form one group, and a mask separates them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .packing import segments
 
 __all__ = ["Group", "Groups"]
 
-# From so many pairs of positions on, a sequence is a group of its own: padding would cost more than one more call.
+# A sequence with at least this many pairs of positions is a group of its own: padding would cost more than another call.
 _LARGE = 96 * 96
 
 
@@ -55,9 +55,9 @@ class Group:
     Attributes:
         queries: the positions of the queries in the packed buffers.
         keys: the positions of the keys in the packed buffers.
-        masked: True for the keys that a query does not attend to, broadcasting to (n, P, Lq, Lk); None if a query
-            attends to all, or, where ``causal``, to all up to its own position.
-        causal: whether the caller has to apply the causal mask, which ``masked`` then leaves out.
+        masked: True for the keys that a query does not attend to, broadcasting to (n, P, Lq, Lk); None if every query
+            attends to all keys or, if ``causal``, to all keys up to its own position.
+        causal: whether the caller has to apply the causal mask, which ``masked`` then omits.
         may_be_fully_masked: whether a query may attend to no key at all.
     """
 
@@ -111,7 +111,7 @@ class Groups:
         ends, slots = [0, 0], [[-1] * len(lengths[0]) for _ in range(2)]
         for group in members.values():
             sides = [_Side([at[s][i] for i in group], [lengths[s][i] for i in group], device) for s in range(2)]
-            # a causal query attends to no padding, if its sequence of keys is as long as that of the queries
+            # a causal query attends to no padding if its sequence has at least as many keys as queries
             covered = causal and all(lengths[0][i] <= lengths[1][i] for i in group)
             masked = None
             if sides[1].absent is not None and not covered:

@@ -11,7 +11,7 @@ __all__ = ["filled", "taken"]
 
 
 def filled(values: Tensor, dim: int, value: float, positions: Tensor, inside: Tensor) -> Tensor:
-    """``values`` at ``positions`` along ``dim``, ``value`` where not ``inside``. Their dims replace ``dim``."""
+    """``values`` at ``positions`` along ``dim``, ``value`` where not ``inside``. The dims of ``positions`` replace ``dim``."""
     end = values.shape[dim]
     filler = values.new_full([1 if d == dim else n for d, n in enumerate(values.shape)], value)
     extended = torch.cat([values, filler], dim)

@@ -8,8 +8,8 @@ Both are bilinear. The vjps, $(g w^H, x^H g)$, are taken component by component:
 `nested_inner` the second.
 
 On the CPU a loop over the components reads the offsets. Elsewhere the computation does not synchronize: components are
-cut into tiles of one size $b$, never more than $T // b + B$ of them however the rows are distributed. $b$ is about the
-mean length, so the work is at most three times the minimum.
+cut into tiles of one size $b$, at most $T // b + B$ of them, however the rows are distributed. $b$ is about the mean
+length, so the work is at most three times the minimum.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ def matmul_backward_nested(
 
     Args:
         grad: $g$, (*b, T, m).
-        self: $x$, (*b, T, k); None where that of $w$ is not wanted.
-        other: $w$, (*b, B, k, m); None where that of $x$ is not wanted.
+        self: $x$, (*b, T, k); None if the cotangent of $w$ is not wanted.
+        other: $w$, (*b, B, k, m); None if the cotangent of $x$ is not wanted.
         offsets: (B + 1,), int32 or int64.
         grad_input_mask: which of the two are wanted; the other comes back empty.
 
@@ -185,7 +185,7 @@ def matmul_backward_nested(
 
 
 def _save(inputs: Any, output: Tensor) -> Any:
-    """Each operand whose counterpart needs a gradient; others may be written to before the backward."""
+    """Save each operand whose counterpart needs a gradient; others may be written to before the backward."""
     first, second, offsets = inputs
     return first if second.requires_grad else None, second if first.requires_grad else None, offsets
 

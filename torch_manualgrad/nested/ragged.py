@@ -1,4 +1,4 @@
-"""`Ragged`: a batch of tensors of one number of dims whose sizes differ in some of them, packed into one buffer."""
+"""`Ragged`: a batch of tensors with equal numbers of dims but different sizes, packed into one buffer."""
 
 from __future__ import annotations
 
@@ -30,21 +30,23 @@ _SHOWN = 3  # components at each end of what is printed
 
 
 class Ragged:
-    """A batch of components of unequal sizes, packed: ordinary tensors, and so differentiable in every mode.
+    """A batch of components of unequal sizes, packed into ordinary tensors, and so differentiable in every mode.
 
-    Frozen, its offsets and sizes too; a pytree whose leaves are values, offsets and sizes: it goes through torch.func,
-    vmap (over a further dim of the values) and torch.compile. Offsets and sizes are checked where they can be read
-    without synchronizing (on the CPU). Methods that read them on a GPU synchronize once, and their docstrings say so.
+    A Ragged, its offsets and its sizes are frozen. It is a pytree with the leaves values, offsets and sizes, so it works
+    with torch.func, vmap (over an additional dim of the values) and torch.compile. Offsets and sizes are checked where they
+    can be read without synchronizing (on the CPU). Methods that read them on a GPU synchronize once, and their docstrings
+    say so.
 
-    It behaves as a tensor: operators, ``len``, iteration and indexing over components, ``dtype``, ``to``. The functions
-    of `torch_manualgrad.nested` and elementwise ones of torch are methods, and ``torch.softmax`` and the like take it.
+    It behaves like a tensor: operators, ``len``, iteration and indexing over components, ``dtype``, ``to``. The functions
+    of `torch_manualgrad.nested` and elementwise functions of torch are methods, and torch's functions, such as
+    ``torch.softmax``, take it.
 
     Attributes:
         values: with one ragged dim, the components concatenated along it: the component's shape with $T$, the sum of
             their lengths, in its place. With several, the components flattened (row-major) and concatenated: (N,).
         offsets: (B + 1,), int32 or int64: where components begin along that dim, from 0 to $T$ (or $N$).
-        shape: (B, ...), as of a nested tensor, with None for each ragged dim. Dim 0 is the batch.
-        sizes: with several ragged dims, ($B$, number of them), integers: each component's sizes there; else None.
+        shape: (B, ...), as for a nested tensor, with None for each ragged dim. Dim 0 is the batch.
+        sizes: with several ragged dims, ($B$, number of them), integers: each component's ragged sizes; else None.
 
     Raises:
         ValueError: offsets that decrease, do not start at 0 or do not end with the buffer, or a shape that does not fit
@@ -96,7 +98,7 @@ class Ragged:
         return f"{text[:-1]}, [\n  " + ",\n  ".join(rows) + "\n])" if rows else text
 
     def summary(self) -> str:
-        """Shape, dtype, device and whether there are gradients, in one line: the star is a ragged dim."""
+        """Shape, dtype, device and requires_grad, in one line; a star marks a ragged dim."""
         shape = ", ".join("*" if s is None else str(s) for s in self.shape)
         if not isinstance(self.values, Tensor):
             return f"Ragged({shape})"
@@ -181,12 +183,12 @@ class Ragged:
 
     @property
     def is_nested(self) -> bool:
-        """False: it is no nested tensor of PyTorch."""
+        """False: a Ragged is not a nested tensor of PyTorch."""
         return False
 
     @property
     def requires_grad(self) -> bool:
-        """Whether gradients of the values are wanted."""
+        """Whether the values require grad."""
         return self.values.requires_grad
 
     @property
@@ -201,14 +203,14 @@ class Ragged:
 
     @property
     def grad(self) -> Ragged | None:
-        """The gradient that has been accumulated in the values, in the same components; None if there is none."""
+        """The gradient accumulated in the values, with the same components; None if there is none."""
         return None if self.values.grad is None else self.like(self.values.grad)
 
     def requires_grad_(self, requires_grad: bool = True) -> Ragged:
-        """Say whether gradients of the values are wanted.
+        """Set whether the values require grad.
 
         Args:
-            requires_grad: whether they are.
+            requires_grad: the new value.
 
         Returns:
             The Ragged itself.
@@ -267,8 +269,8 @@ class Ragged:
         """Convert the values to another dtype or device. Offsets and sizes stay integers, and move with the values.
 
         Args:
-            args: those of ``Tensor.to``, or another Ragged, whose dtype and device are taken.
-            kwargs: those of ``Tensor.to``.
+            args: as for ``Tensor.to``, or another Ragged, whose dtype and device are used.
+            kwargs: as for ``Tensor.to``.
 
         Returns:
             The converted Ragged; itself, if nothing changes.
@@ -318,7 +320,7 @@ class Ragged:
         """Other values in the same components.
 
         Args:
-            values: packed as those of this Ragged.
+            values: packed like the values of this Ragged.
             shape: the new shape, if dense dims differ or the ragged dim moved; None for the same.
 
         Returns:
@@ -344,10 +346,10 @@ class Ragged:
 
     @staticmethod
     def from_components(components: Sequence[Tensor], *, ragged_dims: Sequence[int] | None = None) -> Ragged:
-        """Pack tensors of one number of dims: a copy.
+        """Pack a copy of tensors with equal numbers of dims.
 
         Args:
-            components: $B$ of them, at least one.
+            components: $B$ tensors, at least one.
             ragged_dims: which dims (1 is a component's first) are ragged; by default those whose sizes differ, and
                 dim 1 if none differ.
 
@@ -358,10 +360,10 @@ class Ragged:
             ValueError: no components, components without dims, or sizes that differ in a dim that may not be ragged.
         """
         if not components:
-            raise ValueError("components: expected at least one; with none, give Ragged the values and the shape")
+            raise ValueError("components: expected at least one; to pack none, call Ragged with values and shape")
         sizes = [list(c.shape) for c in components]
         if not all(sizes) or len({len(s) for s in sizes}) > 1:
-            raise ValueError(f"components: expected one number of dims, at least 1, got shapes {sizes}")
+            raise ValueError(f"components: expected equal numbers of dims, at least 1, got shapes {sizes}")
         shape = ragged_shape(sizes, ragged_dims)
         ragged = [d for d, n in enumerate(shape) if n is None]
         device = components[0].device
@@ -400,7 +402,7 @@ class Ragged:
 
     @staticmethod
     def from_flat(flat: Tensor, sizes: Tensor, shape: Sequence[int | None]) -> Ragged:
-        """The inverse of `flat`: components of ``sizes`` (B, D) and of that ``shape``, one after the other."""
+        """The inverse of `flat`: components with these ``sizes`` (B, D) and this ``shape``, one after the other."""
         ragged = [d for d, n in enumerate(shape) if n is None]
         if len(ragged) == 1:
             offsets, total = cumulated(sizes[:, ragged[0] - 1]), 0
@@ -416,8 +418,9 @@ class Ragged:
     def from_nested(nested: Tensor, *, ragged_dims: Sequence[int] | None = None) -> Ragged:
         """Convert a torch nested tensor of either layout; differentiable in reverse.
 
-        The jagged layout shares memory and offsets, unless there are holes between the components: a copy leaves them
-        out, which synchronizes with a GPU. The strided layout is copied where it has a gradient or is not in order.
+        The result shares memory and offsets with a jagged tensor. If there are holes between the components, it is a copy
+        without them, which synchronizes with a GPU. A strided tensor is copied if autograd tracks it or its components are
+        not in order.
 
         Args:
             nested: the nested tensor.
@@ -428,7 +431,7 @@ class Ragged:
 
         Raises:
             TypeError: not a nested tensor.
-            ValueError: a strided one without components or whose components have no dims.
+            ValueError: a strided tensor without components, or whose components have no dims.
         """
         if not isinstance(nested, Tensor) or not nested.is_nested:
             raise TypeError(f"nested: expected a nested tensor, got {type(nested).__name__}")
@@ -448,14 +451,14 @@ class Ragged:
         """Convert to a torch nested tensor; differentiable in reverse.
 
         Args:
-            layout: ``torch.jagged``: shares values and offsets. ``torch.strided``: reads the sizes, which synchronizes
-                with a GPU; a copy where there is a gradient.
+            layout: ``torch.jagged`` shares values and offsets. ``torch.strided`` reads the sizes, which synchronizes
+                with a GPU, and copies if autograd tracks the values.
 
         Returns:
             The nested tensor.
 
         Raises:
-            ValueError: another layout; several ragged dims as jagged; no components as strided.
+            ValueError: another layout; several ragged dims for jagged; no components for strided.
         """
         if layout is torch.strided:
             if not self.batch:
@@ -474,17 +477,17 @@ class Ragged:
     # -- padded -------------------------------------------------------------------------------------------------------
 
     def to_padded(self, value: float = 0.0, length: int | Sequence[int] | None = None) -> Tensor:
-        """Fill the components up with ``value`` to common sizes in the ragged dims. Differentiable.
+        """Pad the components with ``value`` to common sizes in the ragged dims. Differentiable.
 
         Args:
             value: the padding.
-            length: those sizes, at least the longest; None: the longest, which synchronizes with a GPU.
+            length: the common sizes, at least the longest; None for the longest, which synchronizes with a GPU.
 
         Returns:
             (B, ...), dense.
 
         Raises:
-            ValueError: a ``length`` that is too short (on the CPU; on a GPU it cuts).
+            ValueError: a ``length`` that is too short (on the CPU; on a GPU components are truncated).
         """
         return _padded(self, value, length)
 
@@ -502,9 +505,9 @@ class Ragged:
         Args:
             padded: (B, ...).
             lengths: (B,), int32 or int64; None if ``offsets`` are given.
-            offsets: (B + 1,), as of `Ragged`; None if ``lengths`` are given.
-            ragged_dim: along which dim of ``padded``.
-            total: the sum of the lengths; None: it is read, which synchronizes with a GPU.
+            offsets: (B + 1,), as in `Ragged`; None if ``lengths`` are given.
+            ragged_dim: the dim of ``padded`` along which entries are taken.
+            total: the sum of the lengths; None to read it, which synchronizes with a GPU.
 
         Returns:
             The batch.
@@ -521,8 +524,7 @@ class Ragged:
         return Ragged(values, offsets, shape)
 
 
-# -- checks of the parts
-# -------------------------------------------------------------------------------------------------
+# -- checks of the parts ----------------------------------------------------------------------------------------------
 
 
 def _check_types(values: Any, offsets: Any, shape: Any, sizes: Any) -> None:
@@ -555,7 +557,7 @@ def _check_structure(x: Ragged) -> None:
     if list(offsets.shape) != [(x.shape[0] or 0) + 1]:
         raise ValueError(f"offsets: expected shape [{(x.shape[0] or 0) + 1}] for {x.shape}, got {list(offsets.shape)}")
     if (sizes is None) != (len(ragged) == 1):
-        raise ValueError(f"sizes: given exactly if several dims are ragged, which of {x.shape} are {list(ragged)}")
+        raise ValueError(f"sizes: given exactly if several dims are ragged; those of {x.shape} are {list(ragged)}")
     if sizes is not None and list(sizes.shape) != [x.shape[0], len(ragged)]:
         raise ValueError(f"sizes: expected shape {[x.shape[0], len(ragged)]}, got {list(sizes.shape)}")
     if sizes is not None and sizes.dtype not in (torch.int32, torch.int64):

@@ -1,13 +1,13 @@
 """Reductions of nested tensors: sums, and functions of sums.
 
 Dims are counted as on the nested tensor: 0 is the batch. Over dense dims, the dense operator acts on the buffer; over
-the ragged dim, or over it and dense ones, the formulas of `segments` do. The batch can be reduced together with the
+the ragged dim, alone or with dense dims, the formulas of `segments` do. The batch can be reduced together with the
 ragged dim only. The entries of a batch with several ragged dims are reordered so that entries that are reduced together
-are contiguous (`Lines`). It is then a batch with a single ragged dim.
+are contiguous (`Lines`). The result is a batch with a single ragged dim.
 
-The result over the ragged dim is an ordinary tensor, whose dim 0 is the batch; over dense dims only, and with several
-ragged dims, it is a nested tensor again. Every function takes a `Ragged` or one of torch's nested tensors and returns
-the same kind. All are differentiable in every mode and to any order.
+A reduction over the ragged dim returns an ordinary tensor, whose dim 0 is the batch. A reduction over dense dims only, or
+with several ragged dims, returns a nested tensor. Every function takes a `Ragged` or one of torch's nested tensors and
+returns the same kind. All are differentiable in every mode and to any order.
 
 Empty components: a sum of 0, a product of 1, a mean and variance of nan, a logsumexp of $-inf$, a norm of 0.
 """
@@ -41,8 +41,7 @@ def sum(x: Ragged, dim: Dims = None, keepdim: bool = False) -> Ragged | Tensor:
 
     Raises:
         IndexError: a dim out of range.
-        ValueError: the batch without the ragged dim; with several ragged dims, more than one of the components' dims,
-            but not all.
+        ValueError: the batch without the ragged dim; with several ragged dims, more than one component dim but not all.
         RuntimeError: a dim twice.
 
     Note:
@@ -60,7 +59,7 @@ def _mean(s: Slices, x: Tensor) -> Tensor:
 
 @on_nested
 def mean(x: Ragged, dim: Dims = None, keepdim: bool = False) -> Ragged | Tensor:
-    """The mean over ``dim``, as `torch.mean`: the sum over each component's own length.
+    """The mean over ``dim``, as `torch.mean`: the sum divided by each component's own length.
 
     Args:
         x: floating point or complex.
@@ -85,7 +84,7 @@ def mean(x: Ragged, dim: Dims = None, keepdim: bool = False) -> Ragged | Tensor:
 
 
 def all_dims(x: Ragged, dim: Dims) -> Dims:
-    """``dim``, with all dims for None: to count no holes, where PyTorch's has no value for a jagged tensor."""
+    """``dim``, with None replaced by all dims, so that holes are not counted; PyTorch has no value for a jagged tensor here."""
     return tuple(range(x.dim())) if dim is None else dim
 
 
@@ -107,7 +106,7 @@ def var(x: Ragged, dim: Dims = None, *, correction: float = 1, keepdim: bool = F
         x: floating point or complex.
         dim: as in `sum`.
         keepdim: as in `sum`.
-        correction: is subtracted from the count.
+        correction: subtracted from the count.
 
     Returns:
         As `sum`, real.
@@ -143,7 +142,7 @@ def std(x: Ragged, dim: Dims = None, *, correction: float = 1, keepdim: bool = F
         IndexError, ValueError, RuntimeError, TypeError: as `mean`.
 
     Note:
-        Where not differentiable: where all entries are equal; there every derivative is 0.
+        Where not differentiable: where all entries are equal; every derivative is 0 there.
 
     References:
         ATen std.correction.
@@ -208,8 +207,8 @@ def vector_norm(x: Ragged, ord: float = 2, dim: Dims = None, keepdim: bool = Fal
         IndexError, ValueError, RuntimeError, TypeError: as `mean`.
 
     Note:
-        Where not differentiable: where derivatives/reduction/norm.py says. Where the norm is 0, and at entries of 0,
-        every derivative is 0 (for an even ``ord`` the norm is smooth at the latter); entries that attain an extreme
+        Where not differentiable: see derivatives/reduction/norm.py. Where the norm is 0, and at entries that are 0,
+        every derivative is 0 (with an even ``ord`` the norm is smooth at such entries). Entries that attain an extremum
         share its gradient.
 
     References:

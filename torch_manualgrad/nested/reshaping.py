@@ -1,8 +1,8 @@
-"""Other shapes of a `Ragged`: of its regular dims, which are those that are neither the batch nor ragged.
+"""Changes of the shape of a `Ragged` in its regular dims, which are those that are neither the batch nor ragged.
 
-The values keep their place in the buffer, or move as a whole: views, differentiable in every mode. A ragged dim is written
-as None, as in ``x.shape``, or -1. Dim 0 and a ragged dim 1 together are the packed dim of the values: merging them gives
-an ordinary tensor, without padding.
+They act on the values as a whole, and are differentiable in every mode. A ragged dim is written as None, as in
+``x.shape``, or -1. Dim 0 and a ragged dim 1 together are the packed dim of the values: merging them gives an ordinary
+tensor, without padding.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from .ragged import Ragged
 
 __all__ = ["SHAPES", "one_ragged_dim", "regular_dim"]
 
-# the functions that a Ragged has by the names of torch
+# the functions that a Ragged has under torch's names
 SHAPES = ("cat", "expand", "flatten", "permute", "reshape", "squeeze", "stack", "unflatten", "unsqueeze")
 
 
 def one_ragged_dim(x: Ragged, what: str) -> int:
-    """The only ragged dim; ``what`` is the function in errors."""
+    """The only ragged dim; ``what`` is the function's name in errors."""
     if x.sizes is not None:
         raise ValueError(f"{what}: expected one ragged dim, got {x.summary()}")
     return x.ragged_dims[0]
 
 
 def regular_dim(x: Ragged, dim: int, what: str, name: str = "dim") -> int:
-    """A dim that is neither the batch nor ragged, from 0."""
+    """``dim`` as a number from 0, checked to be neither the batch nor ragged."""
     dim, ragged = x.wrapped(dim, name=name), one_ragged_dim(x, what)
     if dim in (0, ragged):
         kind = "the batch" if dim == 0 else "ragged"
@@ -47,13 +47,13 @@ def _as_sizes(shape: Sequence[Any]) -> list[int | None]:
 
 
 def reshape(x: Ragged, *shape: Any) -> Ragged | Tensor:
-    """The batch with other regular dims, as `torch.reshape`; or the values alone, where batch and ragged dim are merged.
+    """Reshape the regular dims, as `torch.reshape`, or merge the batch and the ragged dim.
 
     Args:
         x: with one ragged dim.
-        shape: as of the result: the batch, and None or -1 for the ragged dim, with regular dims of as many entries in
-            front of it and after it. One regular size may be -1. Without a ragged dim, -1 and the regular dims of
-            a batch whose dim 1 is ragged.
+        shape: the shape of the result, with None or -1 for the ragged dim. The regular dims in front of the ragged dim
+            keep their number of entries, and so do those after it; one size in each part may be -1. To merge batch and
+            ragged dim, if dim 1 is ragged: -1 and the regular sizes.
 
     Returns:
         A `Ragged`; a tensor (T, ...) of all entries if the shape has no ragged dim.
@@ -83,7 +83,7 @@ def reshape(x: Ragged, *shape: Any) -> Ragged | Tensor:
 
 
 def _filled(sizes: Sequence[int | None], like: Sequence[int]) -> list[int] | None:
-    """The sizes with -1 replaced, or None if they do not have as many entries as others."""
+    """The sizes with -1 replaced; None if their number of entries differs from that of ``like``."""
     known = [n for n in sizes if n is not None and n != -1]
     if len(known) < len(sizes) - 1 or None in sizes:
         return None
@@ -96,15 +96,15 @@ def _filled(sizes: Sequence[int | None], like: Sequence[int]) -> list[int] | Non
 
 
 def flatten(x: Ragged, start_dim: int = 0, end_dim: int = -1) -> Ragged | Tensor:
-    """Dims merged into one, as `torch.flatten`.
+    """Merge dims into one, as `torch.flatten`.
 
     Args:
         x: with one ragged dim.
-        start_dim: the first; 0 if dim 1 is ragged, and else a regular dim.
-        end_dim: the last.
+        start_dim: the first dim: a regular dim, or 0 if dim 1 is ragged.
+        end_dim: the last dim.
 
     Returns:
-        From dim 0 on, a tensor of all entries, without padding: ``flatten(0, 1)`` of (B, *, C) is (T, C). Else a `Ragged`.
+        A `Ragged`; with ``start_dim`` 0 a tensor of all entries, without padding: ``flatten(0, 1)`` of (B, *, C) is (T, C).
 
     Raises:
         IndexError: no such dim.
@@ -125,19 +125,19 @@ def flatten(x: Ragged, start_dim: int = 0, end_dim: int = -1) -> Ragged | Tensor
 
 
 def unflatten(x: Ragged, dim: int, sizes: Sequence[int]) -> Ragged:
-    """A regular dim in several, as ``Tensor.unflatten``.
+    """Split a regular dim into several, as ``Tensor.unflatten``.
 
     Args:
         x: with one ragged dim.
         dim: a regular dim.
-        sizes: whose product is the size of ``dim``; one may be -1.
+        sizes: the new sizes, whose product is the size of ``dim``; one may be -1.
 
     Returns:
         A `Ragged`.
 
     Raises:
         IndexError: no such dim.
-        ValueError: the batch, a ragged dim, or several of these.
+        ValueError: ``dim`` is the batch or ragged, or several dims are ragged.
         RuntimeError: sizes that do not fit.
     """
     dim = regular_dim(x, dim, "unflatten")
@@ -146,11 +146,11 @@ def unflatten(x: Ragged, dim: int, sizes: Sequence[int]) -> Ragged:
 
 
 def unsqueeze(x: Ragged, dim: int) -> Ragged:
-    """A new dim of size 1, as `torch.unsqueeze`.
+    """Insert a dim of size 1, as `torch.unsqueeze`.
 
     Args:
         x: with one ragged dim.
-        dim: of the result, after the batch.
+        dim: the new dim in the result, after the batch.
 
     Returns:
         A `Ragged`.
@@ -169,7 +169,7 @@ def unsqueeze(x: Ragged, dim: int) -> Ragged:
 
 
 def squeeze(x: Ragged, dim: int | Sequence[int] | None = None) -> Ragged:
-    """The batch without regular dims of size 1, as `torch.squeeze`.
+    """Remove regular dims of size 1, as `torch.squeeze`.
 
     Args:
         x: with one ragged dim.
@@ -180,7 +180,7 @@ def squeeze(x: Ragged, dim: int | Sequence[int] | None = None) -> Ragged:
 
     Raises:
         IndexError: no such dim.
-        ValueError: the batch, a ragged dim, or several of these.
+        ValueError: ``dim`` is the batch or ragged, or several dims are ragged.
     """
     one_ragged_dim(x, "squeeze")
     named = range(1, x.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
@@ -192,7 +192,7 @@ def squeeze(x: Ragged, dim: int | Sequence[int] | None = None) -> Ragged:
 
 
 def permute(x: Ragged, *dims: Any) -> Ragged:
-    """The dims in another order, as `torch.permute`; dim 0 stays the first.
+    """Reorder the dims, as `torch.permute`; dim 0 stays first.
 
     Args:
         x: with one ragged dim.
@@ -214,11 +214,11 @@ def permute(x: Ragged, *dims: Any) -> Ragged:
 
 
 def expand(x: Ragged, *sizes: Any) -> Ragged:
-    """Regular dims of size 1 repeated without a copy, as ``Tensor.expand``.
+    """Repeat regular dims of size 1 without a copy, as ``Tensor.expand``.
 
     Args:
         x: with one ragged dim.
-        sizes: of all dims; -1 or None for those that stay, among them the batch and the ragged dim.
+        sizes: the sizes of all dims; -1 or None for those that stay, including the batch and the ragged dim.
 
     Returns:
         A `Ragged`.
@@ -244,12 +244,12 @@ def _batches(tensors: Any, what: str) -> list[Ragged]:
 
 
 def cat(tensors: Sequence[Ragged], dim: int = 0) -> Ragged:
-    """Batches one after the other, as `torch.cat`.
+    """Concatenate batches, as `torch.cat`.
 
     Args:
-        tensors: with one ragged dim each, the same.
-        dim: 0 for the components of all; the ragged dim for components of the added lengths, which synchronizes with a GPU; or
-            a regular dim of batches with the same lengths.
+        tensors: batches with one ragged dim, the same in all.
+        dim: 0 for a batch of all components; the ragged dim to concatenate matching components, which synchronizes with a GPU;
+            or a regular dim of batches with the same lengths.
 
     Returns:
         A `Ragged`.
@@ -257,7 +257,7 @@ def cat(tensors: Sequence[Ragged], dim: int = 0) -> Ragged:
     Raises:
         IndexError: no such dim.
         ValueError: batches that do not fit, or several ragged dims.
-        TypeError: other arguments than `Ragged`.
+        TypeError: arguments other than `Ragged`.
     """
     given = _batches(tensors, "cat")
     first = given[0]
@@ -277,7 +277,7 @@ def cat(tensors: Sequence[Ragged], dim: int = 0) -> Ragged:
         return Ragged(torch.cat([x.values for x in given], packed), torch.cat(offsets), shape)
     if dim == packed + 1:
         if any(x.batch != first.batch for x in given):
-            raise ValueError(f"tensors: expected as many components in each, got {[x.batch for x in given]}")
+            raise ValueError(f"tensors: expected the same number of components in each, got {[x.batch for x in given]}")
         rows = zip(*[x.components() for x in given])
         return Ragged.from_components([torch.cat(row, packed) for row in rows], ragged_dims=[dim])
     for i, x in enumerate(given[1:], 1):
@@ -287,11 +287,11 @@ def cat(tensors: Sequence[Ragged], dim: int = 0) -> Ragged:
 
 
 def stack(tensors: Sequence[Ragged], dim: int = 0) -> Ragged:
-    """Batches with the same lengths along a new regular dim, as `torch.stack`.
+    """Stack batches with the same lengths along a new regular dim, as `torch.stack`.
 
     Args:
-        tensors: with one ragged dim each.
-        dim: of the result, after the batch.
+        tensors: batches with one ragged dim.
+        dim: the new dim in the result, after the batch.
 
     Returns:
         A `Ragged`.
@@ -299,7 +299,7 @@ def stack(tensors: Sequence[Ragged], dim: int = 0) -> Ragged:
     Raises:
         IndexError: no such dim.
         ValueError: dim 0, batches that do not fit, or several ragged dims.
-        TypeError: other arguments than `Ragged`.
+        TypeError: arguments other than `Ragged`.
     """
     given = _batches(tensors, "stack")
     return cat([unsqueeze(x, dim) for x in given], dim % (given[0].dim() + 1))

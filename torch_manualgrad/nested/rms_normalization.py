@@ -133,7 +133,7 @@ def _(ctx: Any, saved: Any, grad: Tensor | None, grad_rstd: Tensor | None) -> An
     if grad is not None:
         given = rms_norm_backward_nested(grad, input, shape, rstd, weight, wanted)
         found = [g if yes else None for g, yes in zip(given, wanted)]
-    if grad_rstd is not None:  # only where the backward itself is differentiated
+    if grad_rstd is not None:  # only if the backward itself is differentiated
         more = (-(grad_rstd * rstd.pow(3) / max(math.prod(shape), 1)) * wide(input)).to(input.dtype)
         found[0] = more if found[0] is None else found[0] + more
     return {"input": found[0], "weight": found[1]}

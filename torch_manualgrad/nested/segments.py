@@ -8,9 +8,10 @@ the $0/1$ matrix that repeats a row of $B$ for each position of its segment, and
     log_softmax:  $y = x - log E E^T exp(x)$,          vjp: $g - exp(y) E E^T g$,           jvp: $t - E E^T (exp(y) t)$
     amax:         $y_s = max x_s$,                     vjp: $g / count$ where attained,     jvp: the mean of $t$ there
 
-$E$ and $E^T$ are each other's derivative, and the others are made of them, so all are differentiable to any order in
-any mode. Exponents are shifted by the segment's maximum, a constant to every derivative as no result depends on it. An
-empty segment sums to 0, and its maximum is $-inf$ (the least integer). Half precision is summed in float32.
+$E$ and $E^T$ are each other's derivative, and the other operators are made of them, so all are differentiable to any
+order in any mode. Exponents are shifted by the segment's maximum. Every derivative treats it as constant, because no result
+depends on it. An empty segment sums to 0, and its maximum is $-inf$ (the least integer). Half precision is summed in
+float32.
 
 The kernels divide their work by entries, not by segments, and their results do not depend on the number of threads.
 They check the offsets as they read them. The CPU raises. A GPU kernel, which would have to synchronize to raise, stays
@@ -95,7 +96,7 @@ def with_backward(op: Formula, keep: tuple[str, ...], backward: Callable[..., Te
         backward: ``(grad, *kept, offsets, count, dim) -> gradient of the values``.
 
     Returns:
-        A function that calls ``op``, by the fast path where it can.
+        A function that calls ``op``, by the fast path where possible.
     """
 
     def kept(values: Tensor, result: Tensor) -> tuple[Tensor, ...]:
@@ -162,7 +163,7 @@ def segment_sum(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
 
 @formula(kernel=("cpu", "cuda"))
 def _nested_sum_backward(grad: Tensor, offsets: Tensor, count: int, dim: int) -> Tensor:
-    """Cotangent of $x$, given that of its segments' sums: $E g$, at each position that of its segment.
+    """Cotangent of $x$, given that of its segments' sums: $E g$, which repeats the cotangent of a segment at its positions.
 
     Args:
         grad: $g$, (*, B, *), $B$ long in ``dim``.
@@ -240,7 +241,7 @@ def segment_softmax(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
 
 @formula(kernel=("cpu", "cuda"))
 def nested_softmax_backward(grad: Tensor, output: Tensor, offsets: Tensor, dim: int) -> Tensor:
-    """Cotangent of $x$, given that of $y = softmax(x)$ in segments: $y (g - E E^T (y g))$; the tangent for $g = t$.
+    """Cotangent of $x$, given that of $y = softmax(x)$ in segments: $y (g - E E^T (y g))$; with $g = t$, the tangent of $y$.
 
     Args:
         grad: $g$, the shape and dtype of ``output``.

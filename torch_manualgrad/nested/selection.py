@@ -1,8 +1,8 @@
 """Parts of nested tensors: select, slice, narrow.
 
-All of it is indexing, whose derivative scatters the gathered entries: transparent torch code, linear in the values,
-differentiable in every mode. With one ragged dim, dense dims are indexed directly and the ragged one position by
-position; with several, sizes, strides and starts describe the result, as in a strided view, and it is gathered entry by
+All functions here index with plain torch code. They are linear in the values and differentiable in every mode; the
+derivative scatters the gathered entries. With one ragged dim, dense dims are indexed directly and the ragged one position by
+position. With several, sizes, strides and starts describe the result, as in a strided view, and it is gathered entry by
 entry.
 """
 
@@ -26,8 +26,8 @@ def select(x: Ragged, dim: int, index: int) -> Ragged | Tensor:
 
     Args:
         x: the batch.
-        dim: any; negative from the end. Along the batch it synchronizes with a GPU.
-        index: negative from the end, along a ragged dim from each component's own.
+        dim: any dim; may be negative. Along the batch, the call synchronizes with a GPU.
+        index: may be negative; along a ragged dim, it counts from each component's own end.
 
     Returns:
         Along dim 0 the component, a tensor; along the only ragged dim a tensor (B, ...); else the kind of ``x``,
@@ -72,9 +72,9 @@ def slice(x: Ragged, dim: int = 0, start: int | None = None, end: int | None = N
 
     Args:
         x: the batch.
-        dim: any. Along the batch and along ragged dims the new lengths have to be read, which synchronizes with a GPU.
-        start: may be negative, None or beyond the end; along a ragged dim they count from each component's own end.
-        end: may be negative, None or beyond the end; along a ragged dim they count from each component's own end.
+        dim: any dim. Along the batch and along ragged dims the new lengths have to be read, which synchronizes with a GPU.
+        start: may be None, beyond the end, or negative, which along a ragged dim counts from each component's own end.
+        end: may be None, beyond the end, or negative, which along a ragged dim counts from each component's own end.
         step: positive.
 
     Returns:
@@ -117,11 +117,11 @@ def slice(x: Ragged, dim: int = 0, start: int | None = None, end: int | None = N
 
 @on_nested(views=True)
 def narrow(x: Ragged, dim: int, start: int, length: int) -> Ragged:
-    """``length`` entries from ``start`` along any dim: `slice` that refuses a range outside of any one component.
+    """``length`` entries from ``start`` along any dim: like `slice`, but every component must contain the range.
 
     Args:
         x: the batch.
-        dim: any; of a ragged one the sizes are read, which synchronizes with a GPU.
+        dim: any dim. The sizes of a ragged dim are read, which synchronizes with a GPU.
         start: not negative.
         length: not negative.
 
@@ -130,7 +130,7 @@ def narrow(x: Ragged, dim: int, start: int, length: int) -> Ragged:
 
     Raises:
         IndexError: no such dim.
-        ValueError: a range that is not inside.
+        ValueError: a range that some component does not contain.
 
     References:
         ATen narrow.
@@ -148,7 +148,7 @@ def _clipped(lengths: Tensor, at: int) -> Tensor:
 
 
 def _local(x: Ragged, lengths: Tensor, dim: int, index: int) -> tuple[Tensor, Tensor | None]:
-    """The position of ``index`` in each component, (B,), and whether it is inside; None if it is known to be in all."""
+    """The position of ``index`` in each component, (B,), and whether it is inside; None if it is known to be inside of all."""
     local = lengths + index if index < 0 else torch.full_like(lengths, index)
     if x.shape[dim] is not None:
         return local, None

@@ -1,6 +1,6 @@
 """The slices that a reduction of a nested tensor reduces: along dense dims, or along the dim that offsets divide.
 
-`reduce` and `map_along` bring the dims of a call to that form, whatever its ragged dims are, and the results back.
+`reduce` and `map_along` convert the dims of any call to this form, and convert the results back.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Slices:
         return maxima(x, self.offsets, self.along)
 
     def shift(self, x: Tensor) -> Tensor:
-        """A constant per slice near its largest entries: finite, also for an empty slice."""
+        """A constant per slice near its largest entries; finite, even for an empty slice."""
         x = x.detach()
         if self.along is None and not x.numel():
             return x.sum(self.dense, keepdim=True)
@@ -93,7 +93,7 @@ class Slices:
         return self._in_place(self.offsets.diff())
 
     def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The position of each entry of $x$ along `along`, and that of the beginning of its slice."""
+        """The position of each entry of $x$ along `along`, and the position where its slice begins."""
         count = x.shape[self.packed]
         here = torch.arange(count, device=self.offsets.device)
         return self._in_place(here), self._in_place(self.offsets[segments(self.offsets, count)].long())
@@ -126,18 +126,18 @@ def one_dim(x: Ragged, dim: int) -> int:
 def reduce(x: Ragged, dim: Dims, keepdim: bool, function: Callable[[Slices], Any]) -> Any:
     """Apply ``function``, which reduces slices, and give its result (or results) the nested shape.
 
-    PyTorch's reductions of everything, with ``dim`` None, count positions that belong to no component.
+    With ``dim`` None, positions that belong to no component are counted, as in PyTorch's reductions.
     """
     dims = _dims(x, dim)
     if dims[0] == 0 and dim is not None:
-        _ = x.offsets  # of a buffer with holes there are none: they are left out
+        _ = x.offsets  # raises for a buffer with holes; the call is repeated without them
     if x.sizes is not None and dims[0] != 0:
         if len(dims) == x.dim() - 1:
             x, dims, kept = Ragged(x.values, x.offsets, (x.shape[0], None)), (1,), len(dims)
             found = reduce(x, 1, False, function)
             return _each(found, lambda r: r.reshape(-1, *[1] * kept)) if keepdim else found
         if len(dims) > 1:
-            raise ValueError(f"dim: with several ragged dims, expected one dim or all of the components', got {dim}")
+            raise ValueError(f"dim: with several ragged dims, expected one component dim or all of them, got {dim}")
         lines = Lines(x, dims[0])
         offsets, rebuilt = lines.reduced(keepdim)
         return _each(function(Slices(lines.values, (), 0, offsets)), rebuilt)

@@ -1,8 +1,8 @@
-"""Calls on nested tensors that PyTorch keeps, differentiated in its own graph: csrc/calls/nested.cpp.
+"""Calls on nested tensors that stay with PyTorch and are differentiated in its own graph: csrc/calls/nested.cpp.
 
 PyTorch's nodes for these calls are right in first order if the cotangent has the layout that PyTorch expects. A hook
-ensures this. The nodes call operators that our table has too (`backward`), with derivatives. So a graph that was made
-while ours were active is right in every order, whenever its backward runs.
+ensures this. The nodes call operators that our table replaces with differentiable ones (`backward`). So a graph that was
+built while the replacements were active is right in every order, whenever its backward runs.
 """
 
 from __future__ import annotations

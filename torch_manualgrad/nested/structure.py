@@ -32,7 +32,7 @@ def split_with_sizes(x: Ragged, split_sizes: Sequence[int], dim: int = 0) -> lis
     Args:
         x: the batch.
         split_sizes: not negative; their sum is the size of ``dim``.
-        dim: 0, a dense dim, or a ragged one whose sizes happen to agree. It synchronizes with a GPU, except on
+        dim: 0, a dense dim, or a ragged dim whose sizes happen to agree. The call synchronizes with a GPU, except along
             dense dims.
 
     Returns:
@@ -44,7 +44,7 @@ def split_with_sizes(x: Ragged, split_sizes: Sequence[int], dim: int = 0) -> lis
             do not add up.
 
     References:
-        ATen _nested_split_with_sizes_backward; that of the jagged layout ends the process.
+        ATen _nested_split_with_sizes_backward, which for the jagged layout ends the process.
     """
     dim = x.wrapped(dim)
     size = _dense_size(x, dim, "split")
@@ -114,7 +114,7 @@ def chunk(x: Ragged, chunks: int, dim: int = 0) -> list[Ragged]:
 
 @on_nested(views=True)
 def unbind(x: Ragged, dim: int = 0) -> list[Tensor] | list[Ragged]:
-    """The components along dim 0; along another dim its entries, as `select` returns each.
+    """The components along dim 0; along another dim the entries at each index, as `select` returns them.
 
     Args:
         x: the batch.
@@ -125,7 +125,7 @@ def unbind(x: Ragged, dim: int = 0) -> list[Tensor] | list[Ragged]:
 
     Raises:
         IndexError: no such dim.
-        ValueError: components that differ in ``dim``.
+        ValueError: components whose sizes differ in ``dim``.
 
     References:
         ATen unbind_backward_nested, unbind_backward_nested_jagged.
@@ -146,8 +146,8 @@ def transpose(x: Ragged, dim0: int, dim1: int) -> Ragged:
 
     Args:
         x: the batch.
-        dim0: dims of the components.
-        dim1: dims of the components.
+        dim0: a dim of the components.
+        dim1: a dim of the components.
 
     Returns:
         The kind of ``x``.
@@ -176,13 +176,13 @@ def transpose(x: Ragged, dim0: int, dim1: int) -> Ragged:
 
 @on_nested
 def to_padded_tensor(x: Ragged, padding: float, output_size: Sequence[int] | None = None) -> Tensor:
-    """Components filled up with ``padding`` to common sizes, by default the largest; `Ragged.to_padded`.
+    """Pad the components with ``padding`` to common sizes, by default the largest; see `Ragged.to_padded`.
 
     Args:
         x: the batch.
         padding: the value.
-        output_size: the result's shape, at least as long in the ragged dims and the same in the others; None for the
-            largest.
+        output_size: the result's shape, at least as large as the components in the ragged dims and the same in the others;
+            None for the largest sizes.
 
     Returns:
         (B, ...), dense.

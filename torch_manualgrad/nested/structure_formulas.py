@@ -1,8 +1,9 @@
 """The derivatives of select, split, chunk, unbind and padding of nested tensors, under ATen's names.
 
-`structure` needs none of them, since its indexing differentiates itself; these are the same derivatives as formulas on
+`structure` needs none of them, since autograd differentiates its indexing; these are the same derivatives as formulas on
 buffers. ``nested_self`` is the values of a batch with one ragged dim, ``offsets`` its offsets, ``ragged_dim`` that dim,
-counted with the batch as 0. Each scatters cotangents of pieces into a buffer of zeros; a missing one is None, and zero.
+counted with the batch as 0. Each formula scatters cotangents of pieces into a buffer of zeros. A missing cotangent is None
+and counts as zero.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def _ragged(values: Tensor, offsets: Tensor, ragged_dim: int) -> Ragged:
 
 
 def _joined(grads: Sequence[Tensor | None], sizes: Sequence[int], dim: int, values: Tensor) -> Tensor:
-    """The cotangents concatenated along a dim of the buffer, with zeros of these sizes for those that are None."""
+    """The cotangents concatenated along a dim of the buffer, with zeros of these sizes for the missing ones."""
     if len(grads) != len(sizes):
         raise ValueError(f"grads: expected {len(sizes)}, got {len(grads)}")
     shape = list(values.shape)
@@ -43,8 +44,8 @@ def _nested_select_backward(
     """Cotangent of a batch, given that of ``select(dim, index)``: grad at the index, 0 elsewhere. Does not synchronize.
 
     Args:
-        grad: the shape of the result of `select`: along dim 0 the component's, along the ragged dim that of dim 0, else the
-            values' without ``dim``.
+        grad: the shape of the result of `select`: a component's along dim 0; with the batch in front along the ragged dim;
+            else that of the values without ``dim``.
         nested_self: the values of the batch; see the module's docstring.
         offsets: (B + 1,), int32 or int64.
         dim: may be negative.
@@ -55,7 +56,7 @@ def _nested_select_backward(
         The shape of ``nested_self``.
 
     Raises:
-        IndexError: no such dim, or along the batch no such component.
+        IndexError: no such dim, or no such component along the batch.
 
     Note:
         Where not differentiable: nowhere, it is linear.
@@ -98,7 +99,7 @@ def _padded_fits(grad: Tensor, input: Tensor, do_transform_0213: bool) -> str:
 def _nested_from_padded_backward(
     grad: Tensor, input: Tensor, offsets: Tensor, do_transform_0213: bool = False
 ) -> Tensor:
-    """Cotangent of a padded tensor, given that of the values taken from it: grad in their positions, 0 in the padding.
+    """Cotangent of a padded tensor, given that of the values taken from it: grad at their positions, 0 in the padding.
 
     Args:
         grad: (T, ...), cotangent of the values, whose ragged dim is 1.

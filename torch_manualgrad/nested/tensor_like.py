@@ -1,8 +1,8 @@
-"""Make a `Ragged` behave as a tensor: torch's functions, the same functions as methods, operators, indexing.
+"""Make a `Ragged` behave like a tensor: torch's functions, the same functions as methods, operators, indexing.
 
-One table by the names of the functions in torch. ``torch.softmax(r, 1)``, ``F.softmax(r, 1)`` and ``r.softmax(1)`` are
-all `nested.softmax`; modules like ``nn.Linear`` work too, as they call these functions. Elementwise functions of one
-argument act on the values; those of two are `arithmetic.elementwise`.
+One table is keyed by the names of the functions in torch. ``torch.softmax(r, 1)``, ``F.softmax(r, 1)`` and
+``r.softmax(1)`` all call `nested.softmax`; modules such as ``nn.Linear`` work too, as they call these functions.
+Elementwise functions of one argument act on the values; those of two arguments use `arithmetic.elementwise`.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _split(x: Ragged, split_size_or_sections: Any = None, dim: int = 0, *, split
 
 
 def _transpose(x: Ragged, dim0: int, dim1: int) -> Ragged | SequencesFirst:
-    """Every component with two dims exchanged; `transpose`. Of (B, *, D) also the first two, for nn.MultiheadAttention."""
+    """`transpose`: exchange two dims of every component; for nn.MultiheadAttention, also the first two of (B, *, D)."""
     if x.ragged_dims == (1,) and x.dim() == 3 and {dim0 % 3, dim1 % 3} == {0, 1}:
         return SequencesFirst(x)
     found: Ragged = structure.transpose(x, dim0, dim1)
@@ -106,13 +106,13 @@ def _transpose(x: Ragged, dim0: int, dim1: int) -> Ragged | SequencesFirst:
 
 
 def _with_batch_second(query: Any, *args: Any, **kwargs: Any) -> Any:
-    """Refuse what nn.MultiheadAttention calls unless it has batch_first=True."""
+    """Refuse the call that nn.MultiheadAttention makes only without batch_first=True."""
     raise TypeError("MultiheadAttention: a Ragged has the batch in dim 0: make the module with batch_first=True")
 
 
 @on_nested
 def _masked_fill(x: Ragged, mask: Ragged | Tensor, value: Any) -> Ragged:
-    """``value`` where ``mask`` is True, as ``Tensor.masked_fill``; the mask broadcasts as a dense operand of
+    """``value`` where ``mask`` is True, as ``Tensor.masked_fill``; the mask broadcasts like a dense operand of
     `elementwise`.
     """
     return arithmetic.elementwise(lambda x, mask: x.masked_fill(mask, value), x, mask)
@@ -129,7 +129,7 @@ def _agree(name: str) -> Function:
         return bool(getattr(torch, name)(x.values, other.values, **kwargs))
 
     call.__name__ = name
-    call.__doc__ = f"Whether both have the same structure, and values as torch.{name} compares them."
+    call.__doc__ = f"Whether both have the same structure and torch.{name} is True of the values."
     return call
 
 
@@ -232,7 +232,7 @@ _TABLE: dict[str, Function] = {
     "min": _extremum(extrema.min, arithmetic.minimum),
     "norm": _with_dtype(_norm),
 }
-_FIRST = ("input", "self", "tensor")  # what torch calls the first argument
+_FIRST = ("input", "self", "tensor")  # torch's names of the first argument
 _WITHOUT_MEANING = ("inplace", "out", "_stacklevel", "memory_format")
 
 
@@ -248,9 +248,9 @@ def call_torch_function(func: Function, args: tuple[Any, ...], kwargs: dict[str,
         The result of the function in the table.
 
     Raises:
-        TypeError: it is not in the table, or would write into one of its arguments.
+        TypeError: ``func`` is not in the table, or would write to one of its arguments.
     """
-    if isinstance(func, types.FunctionType):  # under its decorator, whose name the compiler of torch 2.15 takes
+    if isinstance(func, types.FunctionType):  # unwrapped: the compiler of torch 2.15 takes the decorator's name
         function = _IN_PYTHON.get(getattr(func, "__wrapped__", func).__name__)
     else:
         function = _BY_TORCH.get(func)
@@ -262,7 +262,7 @@ def call_torch_function(func: Function, args: tuple[Any, ...], kwargs: dict[str,
     for option in ("inplace", "out"):
         if not (kwargs.get(option) is None or kwargs[option] is False):
             raise TypeError(
-                f"{function.__name__}: {option}: a Ragged is not written to, got {described(kwargs[option])}"
+                f"{function.__name__}: {option}: a Ragged cannot be written to, got {described(kwargs[option])}"
             )
     kwargs = {k: v for k, v in kwargs.items() if k not in _WITHOUT_MEANING and not (k == "dtype" and v is None)}
     if not args:
@@ -273,9 +273,9 @@ def call_torch_function(func: Function, args: tuple[Any, ...], kwargs: dict[str,
 
 def _not_covered(name: str) -> TypeError:
     if name.endswith("_") and not name.endswith("__"):
-        return TypeError(f"{name}: a Ragged is neither written to nor an argument of what writes; use {name[:-1]}")
+        return TypeError(f"{name}: in-place functions do not take a Ragged; use {name[:-1]}")
     return TypeError(
-        f"{name}: not a function of a Ragged. Functions of torch_manualgrad.nested are, and elementwise ones; or use "
+        f"{name}: not a function of a Ragged. Use a function of torch_manualgrad.nested, an elementwise function, or "
         "its values, components(), to_padded() or to_nested()"
     )
 
@@ -323,9 +323,9 @@ def _reflected(function: Function) -> Function:
 
 
 def _getitem(self: Ragged, key: Any) -> Any:
-    """``r[i]``, a component; ``r[a:b]``, some of them; further numbers and slices index inside of components.
+    """``r[i]`` is a component, ``r[a:b]`` several of them; further numbers and slices index inside of components.
 
-    Along a ragged dim numbers and slices count in each component.
+    Along a ragged dim, numbers and slices count within each component.
 
     Raises:
         IndexError: a number out of range.
@@ -345,7 +345,7 @@ def _getitem(self: Ragged, key: Any) -> Any:
         component = selection.select(self, 0, operator.index(keys[0]))
         return component[tuple(keys[1:])] if len(keys) > 1 else component
     found: Any = self
-    for dim, k in reversed(list(enumerate(keys))):  # from the last, so that the numbers of the dims in front stay
+    for dim, k in reversed(list(enumerate(keys))):  # from the last, so that the dims in front keep their numbers
         if not isinstance(found, Ragged):
             found = found[(slice(None),) * dim + (k,)]
         elif not isinstance(k, slice):
