@@ -1,1 +1,1 @@
-"""`check` and `composition`: a function through every mode, check and transform."""
+"""`check` and `composition`: run a function through every mode, check and transform."""

@@ -27,7 +27,7 @@ from ..numerics.finite_differences import TOLERANCES, Tolerance
 
 
 class CheckFailed(AssertionError):
-    """A check failed; the message is the report, also at `report`."""
+    """A check failed; the message is the report, which is also the attribute `report`."""
 
     def __init__(self, found: Report) -> None:
         super().__init__(f"{len(found.failures)} of {len(found.results)} comparisons failed\n{found}")
@@ -58,20 +58,20 @@ def check(
     Args:
         fn: any callable of tensors: a function, an operator overload or packet, a custom operator, a module. A module's
             parameters that require grad are differentiable inputs too, under their names; its buffers are constants,
-            and stay as they are. An operator that writes to arguments is checked on copies of them, whose new values are
-            further results. A rule is checked under its own override: ``check(mg.rules["aten::sin"])``.
-        samples: calls of it, each a `Sample` or a tuple of positional arguments: ``[(x, y)]`` is one call of two
-            arguments, ``[(x,), (y,)]`` are two calls of one. Small ones. Inputs may be
-            non-contiguous, empty, batched, of any shape; integer tensors and other values pass through; lists of
-            tensors are inputs too. At a kink the outcome is "not differentiable", and only what is certainly no
-            generalized gradient is wrong. A rule has its own: those of float64 and complex128.
+            and are not changed. An operator that writes to arguments is checked on copies of them, whose new values are
+            additional results. A rule is checked under its own override: ``check(mg.rules["aten::sin"])``.
+        samples: small calls of `fn`, each a `Sample` or a tuple of positional arguments: ``[(x, y)]`` is one call with two
+            arguments, ``[(x,), (y,)]`` are two calls with one. Inputs may be non-contiguous, empty, batched, of any shape;
+            integer tensors and other values pass through; lists of tensors are inputs too. At a kink the outcome is "not
+            differentiable", and only a value that is certainly not a generalized gradient is wrong. May be left out for
+            a rule, which has its own samples in float64 and complex128.
         modes: which of `MODES`, the outer transform first. Each is compared with finite differences in double
             precision.
-        checks: which of `ALL_CHECKS`; by default `CHECKS`. Some others: "batched gradients" (`is_grads_batched`,
+        checks: which of `ALL_CHECKS`; by default `CHECKS`. Some of the others: "batched gradients" (`is_grads_batched`,
             vectorised Jacobians), "meta" and "make_fx" (device meta, fake gradients, traced graphs), "checkpoint" (and
             hooks on saved tensors), "residuals" (in-place writes between forward and backward), "leaks" (tensors kept
             alive), "determinism" (repeated, and on threads), "compiled autograd", "compile", "compiled"
-            (`mg.compile` in every mode). `checks/table.py` has all, and the docstring of each states its claim.
+            (`mg.compile` in every mode). `checks/table.py` lists all checks; the docstring of each says what it checks.
         tolerances: replaces entries of `TOLERANCES`, keyed by the narrowest dtype of a sample's differentiable inputs.
         gaps: mode or check (or one engine of it: ``"fwd-fwd/func"``, ``"third order/rev-fwd-fwd"``,
             ``"precision/float16"``) -> reason. A declared gap must raise in that mode: a wrong value is a failure, and
@@ -81,30 +81,30 @@ def check(
         outputs: the indices, among the tensor leaves of the result, of those that depend differentiably on the inputs;
             by default every floating point and complex one. A constant output is allowed; one that is declared
             non-differentiable but varies is not.
-        reference: a function of the same arguments that returns what `fn` should, without a module's parameters. The
-            check "forward" compares values, to the dtype's tolerance, shapes and dtypes.
-        name: of `fn` in the report.
-        seed: of directions and weights; two calls with one seed do the same.
+        reference: a function of the same arguments, without a module's parameters, that returns what `fn` should return.
+            The check "forward" compares values, to the dtype's tolerance, shapes and dtypes.
+        name: the name of `fn` in the report.
+        seed: of directions and weights; two calls with the same seed check the same.
         raise_on_failure: whether to raise `CheckFailed` if anything failed.
-        diagnose: whether to look, after a failure, for the element that is most wrong and for what is likely to be at
-            fault. It calls `fn` again, for at most some seconds.
-        shrink: whether to look then for a smaller sample that fails in the same way too: fewer and smaller dimensions,
-            default arguments, simple values. It calls `fn` with these.
+        diagnose: whether to search, after a failure, for the element with the largest error and for the likely cause.
+            This calls `fn` again, for a limited time.
+        shrink: whether to then also search for a smaller sample that fails in the same way: fewer and smaller dimensions,
+            default arguments, simple values. This calls `fn` with such samples.
         lowering: how the check "compiled" compiles: "eager" runs the graphs as they are, "inductor" compiles them, which
-            takes seconds for each.
+            takes seconds per graph.
 
     Returns:
         The report.
 
     Raises:
         CheckFailed: with the report as its message.
-        ValueError: there are no samples, as in an iterator that is used up; an unknown mode or check, or a gap declared for
-            neither.
+        ValueError: there are no samples, for example from an exhausted iterator; an unknown mode or check; a gap that is
+            declared for neither.
     """
     if isinstance(fn, Rule):
         return _check_rule(**locals())
     if samples is None:
-        raise TypeError("samples: they may be left out for a rule only, which has its own")
+        raise TypeError("samples: may be left out for a rule only, which has its own")
     gaps = dict(gaps or {})
     _validate(modes, checks, gaps)
     table = TOLERANCES | dict(tolerances or {})
@@ -188,5 +188,5 @@ def _name_of(fn: Any) -> str:
         return str(op)
     owner = getattr(fn, "__self__", None)
     if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
-        return owner.__name__  # of the Function whose apply it is
+        return owner.__name__  # `fn` is the apply of this Function
     return getattr(fn, "__name__", None) or getattr(fn, "_qualname", None) or type(fn).__name__

@@ -77,10 +77,10 @@ def composition(
     """Run `fn` through every engine and transform, and compare numbers with `reference`.
 
     Args:
-        fn: the operator. One that writes to arguments is a function of them here, which returns its results and then the
+        fn: the operator. One that writes to arguments is treated as a function that returns its results and then the
             new values of these arguments.
-        reference: the same function as plain differentiable torch code. Only its reverse mode is relied on, in every
-            order, and never under a transform other than `torch.func.jacrev` and a loop.
+        reference: the same function as plain differentiable torch code. Only its reverse mode is used, to every order,
+            and under no transform but `torch.func.jacrev`.
         sample: one call, float64 or complex128, small; a `Sample` or a tuple of positional arguments.
         backend: of `torch.compile`.
         compile: False leaves out the rows that compile or export.
@@ -88,7 +88,7 @@ def composition(
         seed: of directions and weights.
 
     Returns:
-        The rows, in a fixed order. A row that fails raises nothing.
+        The rows, in a fixed order. A failing row does not raise.
     """
     given = as_sample(sample, "composition: sample")
     fn, name = without_writes(fn), getattr(fn, "__name__", str(fn))
@@ -107,7 +107,7 @@ class Inapplicable(Exception):
     """The operator or the sample cannot be used in this way."""
 
 
-#: A row's name, our numbers, the reference's. A string instead of our numbers describes a failure; empty: none.
+#: A row's name, our numbers, the reference's. A string instead of our numbers describes a failure; empty means success.
 Way = tuple[str, Callable[[], "Numbers | str"], Callable[[], Numbers]]
 
 

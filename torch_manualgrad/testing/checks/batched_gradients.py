@@ -25,9 +25,9 @@ def batched_gradients(c: Context) -> None:
     """Vectorised gradients against a loop over cotangents, vectorised directional derivatives against one over tangents.
 
     `torch.autograd.grad(..., is_grads_batched=True)` for a few random cotangents; and
-    `torch.autograd.functional.jacobian(..., vectorize=True)`, reverse and forward, of a few random numbers made of the
-    outputs in a few random directions. Not applicable where there is no loop to compare with, as without forward mode;
-    where an output is sparse; and, in forward mode, where random numbers are drawn.
+    `torch.autograd.functional.jacobian(..., vectorize=True)`, reverse and forward, of a few random combinations of the
+    outputs along a few random directions. Not applicable if there is no loop to compare with, for example without forward
+    mode; if an output is sparse; or, in forward mode, if random numbers are drawn.
     """
     p, check = c.problem, "batched gradients"
     if any(tree.is_sparse(o) for o in p.base):
@@ -116,6 +116,6 @@ def _forward(p: Problem, columns: Tensor) -> Pairs | None:
         ours = _jacobian(_narrow(p), _origin(p), vectorize=True, strategy="forward-mode")
     except RuntimeError as error:
         if "random operation" in str(error):
-            return None  # vmap refuses them here, and has no option to allow them
+            return None  # vmap refuses random numbers here, and has no option to allow them
         raise
     return [("the Jacobian", ours, columns)]

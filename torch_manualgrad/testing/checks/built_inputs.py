@@ -1,4 +1,4 @@
-"""The check of inputs that are results of the program: a base and a number times a direction, and views of that.
+"""The check of inputs that the program computes: a base plus a number times a direction, and views of this sum.
 
 A dual tensor that a user makes has a tangent with its own memory and layout. One that an operator returns may have an expanded
 tangent, or be a view whose base has one. A formula that makes a view of its input then depends on what PyTorch does
@@ -26,7 +26,7 @@ def _moved(x: Tensor, t: Tensor, u: Tensor) -> Tensor:
 
 
 def _view(x: Tensor, t: Tensor, u: Tensor) -> Tensor:
-    """The same as the first column of a matrix, whose strides and storage are others."""
+    """The same values as a column of a matrix, with other strides and storage."""
     return torch.stack([x + t * u, x], -1)[..., 0]
 
 
@@ -81,10 +81,10 @@ def _reverse(p: Problem, build: Build) -> Tensor:
 
 
 def built_inputs(c: Context) -> None:
-    """Forward mode of first and second order in a number t from which the inputs are computed, `base + t u`; also through views.
+    """First and second order forward mode in a number t, with the inputs `base + t u` or views of them.
 
-    In the modes that are right for the sample itself, or in all if no mode is checked. Each construction is differentiated by dual
-    numbers. One of them, another one for each sample, is differentiated in the other ways too.
+    Only in modes that are right for the sample itself, or in all if no mode is checked. Each construction is differentiated
+    with dual numbers. One of them, which changes from sample to sample, is also differentiated in the other ways.
     """
     names = [name for name in BUILDS if _keeps_the_value(c.problem, BUILDS[name])]
     chosen = names[c.position % len(names) :][:1] if names else []
@@ -97,7 +97,7 @@ def built_inputs(c: Context) -> None:
 
 
 def _keeps_the_value(p: Problem, build: Build) -> bool:
-    """Whether the function takes such inputs and has the same value at them; `as_strided`, for example, has another."""
+    """Whether the function takes such inputs and has the same value at them; `as_strided`, for example, does not."""
     try:
         there = float(_loss(p, build, _number()))
     except Exception:

@@ -32,12 +32,13 @@ Way = tuple[str, tuple[str, ...], Callable[[Problem], list[tuple[str, Any]]]]
 def compiled(c: Context) -> None:
     """Values and derivatives of the compiled function (`mg.compile`) are those of the function itself.
 
-    In the modes that are checked, or in all if none is; in third order too if that check is asked for. Derivatives of
-    second and third order are computed twice, as the first time differs: it finds out which tensors have to be saved. Values,
-    gradients, tangents and second derivatives also at other inputs of the same shapes, where a value that the graphs have kept
-    would show. Gradients also of one input or output alone, and after writes to the outputs. Both have the derivatives of the active
-    rules, or those of a plain `mg.override()` if no rules are active. The function has to be one graph, or it raises.
-    The first derivative of the first sample by ``torch.compile(backend="aot_eager")`` as well, which is the check "compile".
+    They are compared in the modes that are checked, or in all modes if none is; in third order too if that check is
+    requested. Second and third derivatives are computed twice, because the first computation differs: it finds out which
+    tensors have to be saved. Values, gradients, tangents and second derivatives are also compared at other inputs of the same
+    shapes, which reveals values that the graphs have baked in. Gradients are also compared for one input or output alone,
+    and after writes to the outputs. Both functions use the derivatives of the active rules, or those of a plain
+    `mg.override()` if no rules are active. A function that is not a single graph raises. For the first sample, the first
+    derivative by ``torch.compile(backend="aot_eager")`` is compared too, which is the check "compile".
     """
     if "compile" not in c.checks:
         transforms.compiled(c, CHECK)
@@ -199,7 +200,7 @@ def _nested(nesting: str, engine: str, p: Problem) -> list[tuple[str, Any]]:
 
 
 def _writes(c: Context, q: Problem) -> None:
-    """A write to an output between forward and backward changes no gradient, or is noticed."""
+    """A write to an output between forward and backward changes no gradient, or backward raises."""
     try:
         expected = Pass(c.problem).backward()
     except Exception:

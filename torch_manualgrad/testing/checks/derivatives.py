@@ -133,7 +133,7 @@ def agreement(c: Context) -> None:
 
 
 def undefined_cotangents(c: Context, limit: int = 16) -> None:
-    """Losses of every proper subset of the outputs, first order and reverse over reverse."""
+    """Losses of every proper subset of the outputs, in first order and reverse over reverse."""
     count = len(c.problem.outputs)
     if count < 2 or c.gap("rev", "eager"):
         return

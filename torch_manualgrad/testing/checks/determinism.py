@@ -1,4 +1,4 @@
-"""Checks that a function gives the same whenever, and on whichever thread, it is called."""
+"""Checks that a function returns the same results at every call, on any thread."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ RUNS, THREADS = 4, 4
 
 
 def determinism(c: Context) -> None:
-    """Outputs and gradients are the same in each of several runs, with memory full of nan, and on threads at once.
+    """Outputs and gradients are the same in several runs, with memory full of nan, and on several threads at once.
 
-    The same to the tolerance of first derivatives, not bitwise: the last bit of some of LAPACK's drivers depends on the
-    address of the memory. "uninitialized memory" has `torch.empty` give nan, as deterministic algorithms have it: a
-    function that reads what it has not written shows it. A function that draws random numbers is given the same seed
-    each time, so its numbers must all come from PyTorch's generator; it is not run on threads, which share that one.
+    They agree to the tolerance of first derivatives, not bitwise: the last bit of some of LAPACK's drivers depends on the
+    address of the memory. For "uninitialized memory", `torch.empty` returns nan, as with deterministic algorithms, which
+    reveals a function that reads memory that it has not written. A function that draws random numbers is given the same
+    seed each time, so its numbers must all come from PyTorch's generator; it is not run on threads, which share the
+    generator.
     """
     p, check = c.problem, "determinism"
     if p.applicable and c.gap("rev", "eager"):
@@ -51,7 +52,7 @@ def _among_nans(p: Problem, first: list[Tensor | None]) -> Pairs:
 
 @contextmanager
 def _memory_of_nans() -> Iterator[None]:
-    """Have `torch.empty` fill memory with nan, and the largest integer."""
+    """Make `torch.empty` fill memory with nan, or with the largest integer."""
     memory: Any = torch.utils.deterministic
     filled = memory.fill_uninitialized_memory
     enabled, warn_only = (
@@ -81,7 +82,7 @@ def _on_threads(p: Problem, first: list[Tensor | None]) -> Pairs:
 
 @contextmanager
 def _frequent_switches() -> Iterator[None]:
-    """Have Python switch threads often, so that a race is likely to show."""
+    """Make Python switch threads often, so that a race is likely to show."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:

@@ -13,14 +13,14 @@ from ..comparison.problem import Problem
 from ..inputs import tree
 from ..numerics.arithmetic import magnitude
 
-#: The inputs that are put at an edge one by one; then all of them together.
+#: The number of inputs that are moved to an edge one by one, before all inputs together.
 INPUTS = 2
 
 Change = Callable[[Tensor], Tensor | None]
 
 
 class EdgeSample(NamedTuple):
-    """The leaves of the arguments at an edge, and whether second orders are worth their time there."""
+    """The leaves of the arguments at an edge, and whether to check second orders there."""
 
     label: str
     leaves: list[Any]
@@ -28,7 +28,7 @@ class EdgeSample(NamedTuple):
 
 
 def _by_part(change: Callable[[Tensor], Tensor]) -> Change:
-    """Applied to real and imaginary parts."""
+    """Apply the change to real and imaginary parts."""
 
     def apply(x: Tensor) -> Tensor:
         return torch.view_as_complex(change(torch.view_as_real(x.resolve_conj()))) if x.is_complex() else change(x)
@@ -37,7 +37,7 @@ def _by_part(change: Callable[[Tensor], Tensor]) -> Change:
 
 
 def _with(start: int, step: int, value: float) -> Change:
-    """Some entries replaced."""
+    """Replace some entries."""
 
     def change(x: Tensor) -> Tensor | None:
         if start >= x.numel():
@@ -75,12 +75,12 @@ def _rank_one(x: Tensor) -> Tensor | None:
 
 
 def _scaled(to: float) -> Change:
-    """Scaled to a magnitude."""
+    """Scale to a magnitude."""
     return lambda x: x / magnitude(x) * to
 
 
 def values(dtype: torch.dtype) -> dict[str, Change]:
-    """The edges of values; the extreme ones are those of the narrowest dtype of inputs and outputs."""
+    """Changes of values; the extreme values are those of the narrowest dtype of inputs and outputs."""
     limits = torch.finfo(dtype)
     return {
         "zeros": torch.zeros_like,
@@ -100,7 +100,7 @@ def values(dtype: torch.dtype) -> dict[str, Change]:
     }
 
 
-#: Those at which second orders are judged, and those that are tried of all inputs together.
+#: The edges at which second orders are judged, and the edges that are tried for all inputs together.
 TWICE = ("zeros", "some zeros", "equal entries", "integers")
 TOGETHER = ("zeros", "some zeros", "equal entries", "integers", "tiny values", "huge values")
 
@@ -124,7 +124,7 @@ def _neg_bit(x: Tensor) -> Tensor | None:
 
 BROADCAST = "to broadcast"
 STRIDED = "every second element of a storage"
-#: Other layouts of the same values, or of values that can be laid out so. They are the last edges, this one before others.
+#: Other layouts of the same values, or of values that allow the layout. They are the last edges, `STRIDED` first.
 LAYOUTS: dict[str, Change] = {
     STRIDED: _strided,
     "expanded along the first dimension": _expanded(0),

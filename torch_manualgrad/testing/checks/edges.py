@@ -9,16 +9,16 @@ Judged derivatives, and derivatives that are not judged:
   relu's kink and evenly shared ties are right, and so is any other choice among the derivatives nearby. nan and inf are
   wrong at a kink whose derivatives nearby are bounded: a generalized gradient exists there, and it is finite. PyTorch
   holds to this too: a norm, a standard deviation and a distance have gradient 0 at 0.
-- Where derivatives nearby grow without bound, as those of the square root at 0, nothing is said about this entry of the
-  result. A cotangent of 0 times an infinite derivative is nan throughout PyTorch, so that nan in a gradient counts as a
-  fault only if no entry of the result is of this kind or infinite. It is not a fault at an infinite input, or one whose
+- Where derivatives nearby grow without bound, such as those of the square root at 0, this entry of the result is not
+  judged. A cotangent of 0 times an infinite derivative is nan throughout PyTorch, so that nan in a gradient counts as a
+  fault only if no entry of the result is of this kind or infinite. It is not a fault at an infinite input, or at one whose
   square is too large or too small for the dtype, as in tanh(x**2), where the 0 of a saturated function is multiplied by
-  the inf of its argument. It is a fault where the function hides an input that is nan. A solver that raises for a
-  singular matrix is at fault where nan is.
-- A derivative too small or too large for its dtype is not judged, nor one where the function in its own dtype is far from
-  what it is in double precision: only gross errors are found here, the other checks are sharp.
-- A derivative that is mostly rounding error is not judged at a kink or at extreme scales: there, what is off has to exceed
-  what factors of a few units in the last place on all inputs change.
+  the inf of its argument. It is a fault if the input is nan and the function hides it. A solver that raises for a
+  singular matrix is at fault under the same conditions as nan.
+- A derivative too small or too large for its dtype is not judged. Neither is one where the function in its own dtype is
+  far from its value in double precision: this check finds only gross errors, and the other checks are sharp.
+- A derivative that is mostly rounding error is not judged at a kink or at extreme scales. There, an error has to exceed
+  the change that factors of a few units in the last place on all inputs cause.
 - Second orders are judged where the gradient is differentiable.
 - A kernel that does not check the sizes that it is given may read outside of its memory and end the process, as some of
   PyTorch's own backward kernels do: this check is not for those.
@@ -48,7 +48,7 @@ from ..numerics.finite_differences import Tolerance
 from ..numerics.kinks import ACCUSING, Range, ranges, uniform
 from .edge_samples import BROADCAST, STRIDED, edge_samples
 
-#: No gradient with more elements is searched for the wrong one.
+#: A gradient with more elements is not searched for the wrong one.
 SEARCHED = 48
 #: Units in the last place by which inputs are moved, to estimate the rounding error of a derivative.
 MOVED = range(1, 17)
@@ -102,12 +102,12 @@ class Edge:
 
     @property
     def constant(self) -> bool:
-        """Whether all results are locally constant, as steps are, which look like a slope from a huge number."""
+        """Whether all results are locally constant. Around a huge number, finite differences see steps as a slope."""
         return all(bool((r.largest == 0).all()) for r in self.ranges)
 
     @property
     def hopeless(self) -> bool:
-        """Whether there are results, and none whose derivative can be judged."""
+        """Whether there are results, but none whose derivative can be judged."""
         return bool(self.here.numel()) and not bool(self._settled.any())
 
     @cached_property
@@ -174,8 +174,8 @@ class Edge:
 
     @property
     def nan_counts(self) -> bool:
-        """Whether nan is a fault of the function: its results are finite and none of them has a derivative that
-        grows without bound, its inputs and their squares fit.
+        """Whether nan is a fault of the function: its results are finite, none of them has a derivative that grows without
+        bound, and its inputs and their squares fit into the dtype.
         """
         infinite = any(bool(x.isinf().any()) for x in self.problem.primals)
         finite = all(mask is None for mask in self.problem.finite)
@@ -229,16 +229,16 @@ class Edge:
         return None if self.hopeless else _passed(kink)
 
     def _again(self, k: int) -> Range:
-        """A second look at what derivatives can be along a direction, before a value is accused."""
+        """The possible derivatives along a direction, from more points, before a value is reported as wrong."""
         if k not in self._seen:
             self._seen[k] = self._ranges(self.directions[k : k + 1], ACCUSING)[0]
         return self._seen[k]
 
     def _is_noise(self, r: Range, j: Any, ours: Tensor, compute: Callable[[Problem], Tensor]) -> bool:
-        """Whether inputs that are a little larger change a derivative by about as much as it is off.
+        """Whether slightly larger inputs change a derivative by about as much as its error.
 
-        All of them by one factor, so that ties, zeros and what is on one side of a bound stay so. This is asked at kinks
-        and at extreme scales alone: a formula that loses all digits at ordinary numbers is wrong.
+        All inputs are scaled by one factor, so that ties and zeros stay, and values stay on their side of a bound. This is
+        used only at kinks and at extreme scales: a formula that loses all digits at ordinary numbers is wrong.
         """
         usual = all(1e-10 < s < 1e10 for s in self.scales)
         if usual and bool(r.smooth[j]) or not bool(ours.isfinite().all()):
@@ -328,7 +328,7 @@ class Edge:
         return _accused("", r, (), ours) if r.excludes(ours, self.tolerance.second) else _passed(False)
 
     def _name(self, j: int) -> str:
-        """The j-th entry."""
+        """The name of the j-th entry."""
         p = self.problem
         for i, mask, length in zip(p.outputs, p.finite, self._lengths, strict=True):
             if j < length:
@@ -392,7 +392,7 @@ def _index(x: Tensor, at: int) -> str:
     return str([int(i) for i in torch.unravel_index(torch.tensor(at, device="cpu"), x.shape)]) if x.dim() else ""
 
 
-#: No edges are tried of samples with more numbers.
+#: No edges are tried for samples with more numbers.
 LARGEST = 1000
 
 
@@ -490,7 +490,7 @@ def _verdict(edge: Edge, mode: str) -> Verdict | None:
 
 
 def _works_of_views(edge: Edge, mode: str) -> bool:
-    """Whether PyTorch has this mode for such inputs at all: it makes no dual number of an expanded tensor."""
+    """Whether PyTorch supports this mode for such inputs: it makes no dual number from an expanded tensor."""
     inputs = [x.detach().requires_grad_() for x in edge.problem.primals]
     try:
         Edge(Problem(lambda *xs: [x.view_as(x) for x in xs], Sample(*inputs)), edge.tolerance).verdict(mode)

@@ -23,7 +23,7 @@ T = TypeVar("T")
 def fake(c: Context) -> None:
     """Outputs under fake tensors have the real ones' shape, dtype, device and strides.
 
-    Not applicable where the shape of a result of an operator of PyTorch's own depends on values, as that of ``nonzero``.
+    Not applicable if one of PyTorch's own operators has a result whose shape depends on values, such as ``nonzero``.
     """
     p = c.problem
 
@@ -39,8 +39,8 @@ def fake(c: Context) -> None:
 def meta(c: Context) -> None:
     """Outputs on device meta, and gradients of fake tensors, have the real ones' shape, dtype and strides.
 
-    Not applicable where an operator of PyTorch's own has no meta kernel, or gives results that depend on values, nor to
-    sparse tensors, which have none. An operator of the user's has to have a fake kernel: a failure there is one of the
+    Not applicable if one of PyTorch's own operators has no meta kernel or has results that depend on values, or to sparse
+    tensors, which have no meta kernels. A user's operator must have a fake kernel: a failure there is a failure of the
     function.
     """
     p = c.problem
@@ -73,9 +73,9 @@ class _Raising(DispatchMode):
             raise
 
     def excuses(self, error: Exception) -> bool:
-        """Whether the error is of an operator of PyTorch's own that cannot work without values.
+        """Whether the error comes from one of PyTorch's own operators that cannot run without values.
 
-        It may also have been called with a tensor that has values, as the tensors of a closure do.
+        The operator may also have been called with a tensor that has values, such as a tensor of a closure.
         """
         if self.operator is None or self.operator.namespace not in ("aten", "prims"):
             return False
@@ -124,12 +124,12 @@ def _gradients_of_fakes(p: Problem, watched: _Raising) -> str:
 
 
 def traced(c: Context) -> None:
-    """The graph that `make_fx` traces, of outputs and gradients, at the sample and at a neighbour of it, against eager.
+    """The graph of outputs and gradients that `make_fx` traces, against eager, at the sample and at a neighbour of it.
 
-    Tracing modes "real" and "symbolic". A function that reads values of its inputs unnoticed, as through NumPy, leaves
-    those of the sample in the graph, which is wrong at the neighbour. Not applicable where the tracer refuses because an
-    operator of PyTorch's own depends on values (`Tensor.item`), where random numbers are drawn, so that the graph
-    differs from itself, and to sparse tensors, which it does not take.
+    The tracing modes are "real" and "symbolic". If a function reads values of its inputs behind the tracer's back, for
+    example through NumPy, the sample's values become constants of the graph, which is then wrong at the neighbour. Not
+    applicable if the tracer refuses because one of PyTorch's own operators depends on values (`Tensor.item`); if random
+    numbers are drawn, so that two runs of the graph differ; or to sparse tensors, which the tracer does not take.
     """
     p = c.problem
     if _with_sparse(p) or (p.applicable and c.gap("rev", "eager")):

@@ -28,10 +28,10 @@ Watched = dict[str, StorageWeakRef]
 def leaks(c: Context) -> None:
     """Once the results of a call are dropped, none of its tensors is alive.
 
-    After a forward and a backward, after a forward alone, whose graph is dropped unused, and after forward mode: without
-    the garbage collector, so that a reference cycle is found, such as an output that is an attribute of `ctx`. After
-    `torch.func.grad` and `torch.func.jvp`, which have cycles of their own, with it. A way that raises is left to the
-    modes.
+    This is checked after a forward and a backward, after a forward alone, whose graph is dropped unused, and after forward
+    mode: without the garbage collector, so that a reference cycle shows, such as an output that is an attribute of `ctx`.
+    It is also checked after `torch.func.grad` and `torch.func.jvp`, with the garbage collector, as these have cycles of
+    their own. Calls that raise are left to the modes.
     """
     p = c.problem
     ways: dict[str, tuple[str, Callable[[Problem], Watched], bool]] = {
@@ -60,7 +60,7 @@ def _alive_after(way: Callable[[Problem], Watched], p: Problem, cycles: bool) ->
         _let_threads_finish(p, watched)
         alive = [name for name, ref in watched.items() if not ref.expired()]
         if alive:
-            gc.collect(0)  # nothing was collected since: what is new is young
+            gc.collect(0)  # nothing has been collected since, so new objects are in the youngest generation
             if any(not watched[name].expired() for name in alive):
                 gc.collect()
         leaked = [name for name in alive if not watched[name].expired()]
@@ -78,7 +78,7 @@ def _alive_after(way: Callable[[Problem], Watched], p: Problem, cycles: bool) ->
 
 
 def _let_threads_finish(p: Problem, watched: Watched) -> None:
-    """A device other than the CPU has a thread for its backward, which drops the graph after the caller has gone on."""
+    """On a device other than the CPU, the backward has its own thread, which drops the graph after the caller continues."""
     if any(isinstance(x, Tensor) and x.device.type not in ("cpu", "meta") for x in p.leaves):
         for _ in range(_WAITS):
             if all(ref.expired() for ref in watched.values()):

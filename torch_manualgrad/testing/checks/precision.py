@@ -21,9 +21,9 @@ from ..numerics.arithmetic import widen
 
 #: The low dtypes; complex inputs have one in complex64 only.
 LOW = (torch.float32, torch.bfloat16, torch.float16)
-#: The factor on the attainable error that is still right. Of 487 entries of PyTorch's operator database at two samples
-#: each, nine comparisons in ten have a ratio below 0.3 and all that are right one below 9; those that are not start at
-#: 60. Layers and networks of some ten layers have at most 1.
+#: An error up to this factor times the attainable error is right. For 487 entries of PyTorch's operator database at two
+#: samples each, nine comparisons in ten have a ratio below 0.3. All right ones are below 9, and wrong ones start at 60.
+#: Layers, and networks of about ten layers, are at most at 1.
 FACTOR = 10.0
 #: The number of random perturbations; the largest movement counts.
 PERTURBATIONS = 4
@@ -33,7 +33,7 @@ def precision(c: Context) -> None:
     """In each low dtype in which the function runs, against double precision at the same rounded sample."""
     p = c.wide
     if p.random or not all(x.numel() for x in p.primals):
-        return  # other dtypes draw other numbers, and anything runs without any
+        return  # random numbers differ between dtypes, and empty tensors run in any dtype
     for dtype in LOW:
         low = p.at([_narrow(x, dtype) for x in p.leaves])
         if any(x.dtype.to_real() != dtype for x in low.primals) or not all(
@@ -60,7 +60,7 @@ def autocast(c: Context) -> None:
     try:
         given = Given.drawn(p)
     except Exception:
-        return  # it takes double precision only
+        return  # the function takes double precision only
     kinds = {kind: KINDS[kind] for kind in ("values", "rev")}
     _compare(c, "autocast", p, p.but(fn=run_under), given, torch.bfloat16, kinds)
 
@@ -162,7 +162,7 @@ def _movements(p: Problem, given: Given, compute: Compute, eps: float) -> Iterat
 
 
 def _sizes(p: Problem, given: Given, kind: str) -> list[float]:
-    """Of each result, the size for a function of degree one: by it a derivative that vanishes identically is judged."""
+    """The size of each result for a function of degree one, by which a derivative that vanishes identically is judged."""
     outputs, inputs = [_norm(o) for o in _values(p, given)], [_norm(x) for x in p.primals]
     if kind == "values":
         return [0.0] * len(outputs)
@@ -174,7 +174,7 @@ def _sizes(p: Problem, given: Given, kind: str) -> list[float]:
 
 
 def _norm(x: Tensor) -> float:
-    """Over the finite entries."""
+    """The norm over the finite entries."""
     return float(widen(x.detach()).nan_to_num(0, 0, 0).norm())
 
 

@@ -18,9 +18,9 @@ from ..comparison.problem import Problem
 
 
 def checkpointed(c: Context) -> None:
-    """Outputs and gradients under `torch.utils.checkpoint`, and with hooks on saved tensors, are those without.
+    """Outputs and gradients do not change under `torch.utils.checkpoint`, or with hooks on saved tensors.
 
-    Both values of `use_reentrant`; hooks that copy what is saved, and `torch.autograd.graph.save_on_cpu`.
+    Both values of `use_reentrant` are tried, hooks that copy saved tensors, and `torch.autograd.graph.save_on_cpu`.
     """
     p, check = c.problem, "checkpoint"
     if c.gap("rev", "eager"):
@@ -30,7 +30,7 @@ def checkpointed(c: Context) -> None:
         "save_on_cpu": torch.autograd.graph.save_on_cpu,
     }
     for reentrant in (False, True) if _tracked(p) else ():
-        # copies, as a reentrant checkpoint would give a tensor of the function's own, returned as it is, a history
+        # copies: a reentrant checkpoint would add a history to a tensor that the function owns and returns as it is
         call = partial(checkpoint, lambda *xs: tuple(o.clone() for o in p.flat(*xs)), use_reentrant=reentrant)
         c.equal(check, f"use_reentrant={reentrant}", partial(_against_plain, p, call, nullcontext))
     for engine, hook in hooks.items():
@@ -38,11 +38,11 @@ def checkpointed(c: Context) -> None:
 
 
 def _tracked(p: Problem) -> bool:
-    """Whether there is anything to differentiate: a reentrant checkpoint raises where there is not."""
+    """Whether there is anything to differentiate: a reentrant checkpoint raises if there is not."""
     try:
         return any(o.requires_grad for o in p.call(*variables(p)))
     except Exception:
-        return True  # it is raised again where it is reported
+        return True  # the error is raised again where it is reported
 
 
 def _against_plain(p: Problem, call: Callable[..., Any], around: Callable[[], AbstractContextManager[Any]]) -> Pairs:
@@ -52,7 +52,7 @@ def _against_plain(p: Problem, call: Callable[..., Any], around: Callable[[], Ab
 def _accumulated(
     p: Problem, call: Callable[..., Any], around: Callable[[], AbstractContextManager[Any]]
 ) -> list[Tensor | None]:
-    """As `passes.both`, with gradients accumulated by backward(): a reentrant checkpoint has no other."""
+    """As `passes.both`, with gradients accumulated by backward(): a reentrant checkpoint supports no other way."""
     xs = variables(p)
     with around():
         outputs = call(*xs)

@@ -26,10 +26,10 @@ LIMIT = 8  # of the inputs and of the outputs that are written to
 def residuals(c: Context) -> None:
     """Writes to memory between forward and backward, by the user, the function or its backward.
 
-    A write of the user's to an argument or an output after the forward must leave the gradient as it was, or be
-    noticed: backward then raises. The function and its backward write to no differentiable input, and backward neither
-    to outputs nor to cotangents nor to what is saved: a second backward gives what the first gave. An output that shares
-    memory with an argument shares its version counter too.
+    After a user's write to an argument or an output between forward and backward, either the gradient is unchanged or
+    backward raises. The function and its backward write to no differentiable input, and backward does not write to
+    outputs, cotangents or saved tensors either: a second backward returns the same as the first. An output that shares
+    memory with an argument also shares its version counter.
     """
     p = c.problem
     if c.gap("rev", "eager"):
@@ -70,7 +70,7 @@ class Pass:
 
 
 def _own_writes(p: Problem) -> str:
-    # a neighbour of the sample: the function has been called at the sample itself, which may be written to already
+    # a neighbour of the sample: the function has been called at the sample itself, and may have written to it already
     inputs = [variants_of(x, i)[1] for i, x in enumerate(p.primals)]
     unchanged = [x.clone() for x in inputs]
     with torch.no_grad():
@@ -118,7 +118,7 @@ def users_write(c: Context, expected: list[Tensor | None], name: str, group: str
         try:
             found = run.backward()
         except Exception:
-            return ""  # it is noticed
+            return ""  # backward noticed the write
     changed = _changed(c, found, expected)
     if not done or not changed:
         return ""
@@ -129,7 +129,7 @@ def users_write(c: Context, expected: list[Tensor | None], name: str, group: str
 
 
 def _changed(c: Context, found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> str:
-    """The name of the first input whose gradient is another; empty if there is none."""
+    """The name of the first input whose gradient differs; empty if there is none."""
     for name, a, b in zip(c.problem.names, found, expected, strict=True):
         if a is not None and b is not None and not tensors_close(a, b, c.tolerance.first):
             return name
@@ -142,10 +142,10 @@ def _has_memory(x: Any) -> bool:
 
 @contextmanager
 def _written(x: Tensor) -> Iterator[bool]:
-    """Give all elements of a tensor other values in place, and the old ones back at the end: it may be the function's own.
+    """Change all elements of a tensor in place, and restore them at the end, as the tensor may belong to the function.
 
     Yields:
-        False if `x` cannot be written to, as where one place in memory is many elements.
+        False if `x` cannot be written to, for example because several elements share one place in memory.
     """
     inner = x.detach()
     before = inner.clone()

@@ -94,7 +94,7 @@ ALONG: dict[tuple[str, str], Callable[[Scalar, Point], Scalar]] = {
 def _reference(c: Context) -> Reference:
     """Finite differences of values; if they do not converge, those of a second derivative that has passed its checks.
 
-    Differences of values rely on no derivative, but their rounding error is ``noise / h**3``; that of the others is ``noise / h``.
+    Differences of values rely on no derivative, but their rounding error is ``noise / h**3``, instead of ``noise / h``.
     """
     p, curvature = c.wide, c.total_curvature
     start = total(c.joint_slope).step

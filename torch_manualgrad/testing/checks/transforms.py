@@ -55,7 +55,7 @@ def forward(c: Context) -> None:
 
 
 def _forward_of_rules(c: Context) -> None:
-    """With a gradient asked for and without."""
+    """Compare with PyTorch's outputs, with and without inputs that require grad."""
     acting = active()
     if not acting or any(a.forward for a in acting):
         return
@@ -79,7 +79,7 @@ def _forward_of_rules(c: Context) -> None:
         return ""
 
     def agree_somewhere(leaves: Sequence[Any]) -> bool:
-        between = []  # kept, so that each pair has other addresses
+        between = []  # kept alive, so that each pair has other addresses
         for k in range(REPEATS):
             between.append(torch.empty(2 * k + 1, device="cpu"))
             ours = outputs_of(p, leaves, raw=True)
@@ -135,7 +135,7 @@ def vmap(c: Context) -> None:
 def _batched(
     p: Problem, f: Callable[..., Any], in_dims: int | tuple[int, ...], stacked: Sequence[Tensor]
 ) -> tuple[Tensor, ...] | None:
-    """The results of vmap; None where it cannot draw the same random numbers for each of the batch."""
+    """The results of vmap; None if it cannot draw the same random numbers for the whole batch."""
     try:
         found: tuple[Tensor, ...] = torch.func.vmap(f, in_dims=in_dims, randomness="same")(*stacked)
     except RuntimeError as error:
@@ -172,7 +172,7 @@ def vmap_grad(c: Context) -> None:
 
 
 def other_layout(names: Sequence[str], fakes: Sequence[Tensor | None], real: Sequence[Tensor | None]) -> str:
-    """The first difference of shape, dtype, layout or strides, and of the device unless that is meta; empty if none is."""
+    """The first difference of shape, dtype, layout, strides or device (unless that is meta); empty if there is none."""
     if len(real) != len(fakes):
         return f"{len(fakes)} tensors, really {len(real)}"
     for name, a, b in zip(names, fakes, real, strict=True):

@@ -17,7 +17,7 @@ from . import report
 from .problem import Problem, total
 from .report import Element, Result
 
-#: The rounding error of results from which on finite differences of them cannot settle.
+#: Finite differences of results with at least this rounding error cannot settle.
 ROUNDED = 1e-4
 
 
@@ -26,9 +26,9 @@ class Context:
     """One function at one sample: its problem, the tolerance, the declared gaps, and the list of results.
 
     Attributes:
-        modes: to check.
-        checks: to run.
-        lowering: of the check "compiled".
+        modes: the modes to check.
+        checks: the checks to run.
+        lowering: the lowering of the check "compiled".
     """
 
     name: str
@@ -42,7 +42,7 @@ class Context:
     checks: Sequence[str] = ()
     lowering: str = "eager"
     results: list[Result] = field(default_factory=list)
-    #: mode -> engine -> value, where it is right or cannot be judged
+    #: mode -> engine -> value, if it is right or cannot be judged
     values: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @cached_property
@@ -56,9 +56,9 @@ class Context:
 
     @cached_property
     def curvature(self) -> list[Reference]:
-        """Second derivatives of each output's loss, by steps at which the first can be trusted."""
+        """Second derivatives of each output's loss, with steps at which the first derivative can be trusted."""
         found = self.wide.curvature(total(self.joint_slope).step)
-        # at a kink nothing is known of second derivatives
+        # at a kink nothing is known about second derivatives
         return [
             replace(r, kink=Range.anything()) if slope.kink else r
             for r, slope in zip(found, self.joint_slope, strict=True)
@@ -68,8 +68,8 @@ class Context:
     def total_curvature(self) -> Reference:
         """The second derivative of the whole loss.
 
-        Where finite differences of values do not converge and reverse mode has passed its checks, it is from finite
-        differences of the gradient.
+        If finite differences of values do not converge and reverse mode has passed its checks, finite differences of the
+        gradient are used.
         """
         reference = total(self.curvature)
         if not reference.settled and all(r.outcome == report.OK for r in self.results if r.check == "rev"):
@@ -109,7 +109,7 @@ class Context:
         )
 
     def gap(self, check: str, engine: str) -> str | None:
-        """The reason of a gap declared for this check, or for one engine of it, ``fwd-fwd/func`` for example."""
+        """The reason for a gap declared for this check, or for one engine of it, for example ``fwd-fwd/func``."""
         return self.gaps.get(f"{check}/{engine.split(',')[0]}", self.gaps.get(check))
 
     def run(self, check: str, engine: str, compute: Callable[[], Any]) -> Any:
@@ -195,7 +195,7 @@ class Context:
     ) -> None:
         """Compare named pairs of tensors (ours, reference); the first pair that differs is added to the results.
 
-        Nothing is added where there is nothing to compare: where `compute` returns None.
+        Nothing is added if `compute` returns None, which means that there is nothing to compare.
         """
         pairs = self.run(check, engine, compute)
         if pairs is None:
@@ -227,7 +227,7 @@ class Context:
         self.close_gap(check, engine, report.OK, "")
 
     def verdict(self, check: str, engine: str, compute: Callable[[], str | None]) -> None:
-        """Add the failure that `compute` returns; an empty string is right, and None adds nothing."""
+        """Add the failure that `compute` returns; an empty string means right, and None adds nothing."""
         found = self.run(check, engine, compute)
         if found is not None:
             self.close_gap(check, engine, report.WRONG if found else report.OK, found)

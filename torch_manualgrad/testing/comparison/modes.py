@@ -34,7 +34,7 @@ def gradient(p: Problem, wanted: Sequence[int] | None = None, subset: Subset = N
         One gradient per requested input; None where autograd returns None.
 
     Raises:
-        AssertionError: a gradient has not the shape, dtype and device of its input.
+        AssertionError: a gradient does not have the shape, dtype and device of its input.
     """
     wanted = range(len(p.primals)) if wanted is None else wanted
     xs = [x.detach().requires_grad_(i in wanted) for i, x in enumerate(p.primals)]

@@ -23,7 +23,7 @@ def variables(p: Problem) -> Point:
 
 
 def cotangents(p: Problem) -> list[Tensor]:
-    """The gradient of the loss in each differentiable output, at the sample: zero where an output is infinite."""
+    """The gradient of the loss with respect to each differentiable output, at the sample; zero where the output is infinite."""
     found = []
     with torch.enable_grad():
         for j, i in enumerate(p.outputs):
@@ -39,16 +39,16 @@ def gradients(
     given: Sequence[Tensor],
     retain_graph: bool = False,
 ) -> Sequence[Tensor | None]:
-    """The gradient in `at` of all tensor leaves `outputs` of a result, for cotangents of the differentiable ones."""
+    """The gradient with respect to `at`, given all tensor leaves of a result and cotangents of the differentiable ones."""
     return pull([outputs[i] for i in p.outputs], given, at, retain_graph) if p.applicable else []
 
 
 def both(p: Problem, at: Sequence[Tensor] | None = None, given: Sequence[Tensor] | None = None) -> list[Tensor | None]:
-    """All tensor leaves of the result, then the gradient in each differentiable input; labelled by `labels`.
+    """All tensor leaves of the result, then the gradient for each differentiable input; labelled by `labels`.
 
     Args:
         p: the problem.
-        at: where; by default at the sample.
+        at: the differentiable inputs; by default copies of the sample's.
         given: the cotangents; by default those of the loss.
     """
     at = variables(p) if at is None else at
@@ -64,12 +64,12 @@ def labels(p: Problem) -> list[str]:
 def compared(p: Problem, ours: Sequence[Any], reference: Sequence[Any]) -> Pairs:
     """Two results of `both`, for `Context.equal`."""
     if len(ours) != len(reference):
-        raise AssertionError(f"{len(ours)} tensors are returned, elsewhere {len(reference)}")
+        raise AssertionError(f"{len(ours)} tensors are returned, expected {len(reference)}")
     return list(zip(labels(p), ours, reference, strict=True))
 
 
 def same(a: Tensor | None, b: Tensor | None) -> bool:
-    """Whether two tensors of one shape are bitwise identical, but that nan is nan; sparse ones are not looked at."""
+    """Whether two tensors of one shape are equal, with nan equal to nan; the values of sparse tensors are not compared."""
     if a is None or b is None or a.layout != torch.strided:
         return (a is None) == (b is None)
     return bool(((a == b) | ((a != a) & (b != b))).all())

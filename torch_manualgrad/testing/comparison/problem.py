@@ -45,15 +45,15 @@ class Problem:
     """The loss ``sum_j Re <w_j, o_j> + sum q_j |o_j|**2 / 2`` of the outputs o_j, scaled to about one, w and q random.
 
     The quadratic term makes the cotangent depend on the input, so that a second derivative also goes through the
-    derivative of a vjp in its cotangent. Sparse tensors are held constant. For the same reason second orders are computed through ``x + z + k z**2 / 2``
-    at z = 0: the tangent that reaches `fn` then has a tangent of its own.
+    derivative of a vjp in its cotangent. For the same reason, second orders are computed through ``x + z + k z**2 / 2``
+    at z = 0: the tangent that reaches `fn` then has a tangent of its own. Sparse tensors are held constant.
 
     Attributes:
         primals: the differentiable inputs.
         names: their paths.
         u: directions with the shapes of the inputs.
         v: directions with the shapes of the inputs.
-        w: directions with the shapes of the inputs, of third derivatives.
+        w: directions with the shapes of the inputs, for third derivatives.
         bend: k, with the shapes of the inputs.
         outputs: the indices of the floating point and complex outputs among all tensor leaves of the result.
 
@@ -106,12 +106,12 @@ class Problem:
         self.bend = tuple(k / magnitude(x) / magnitude(x) for k, x in zip(self.bend, self.primals, strict=True))
 
     def _draws(self) -> bool:
-        """Whether an operator within draws random numbers, though the function itself sees to the generator's state."""
+        """Whether an operator inside draws random numbers, even if the function itself restores the generator's state."""
         watched = _Draws()  # type: ignore[no-untyped-call]
         try:
             with watched:
                 self.flat(*self.primals)
-        except Exception:  # what refuses the mode
+        except Exception:  # the function refuses the mode
             return False
         return watched.drawn
 
@@ -261,7 +261,7 @@ class Problem:
         return references
 
     def _kinks(self, direction: Sequence[Tensor | None]) -> list[Range | None]:
-        """The possible derivatives of each output's loss; None if there is one, or nothing is known."""
+        """The possible derivatives of each output's loss; None if there is only one, or nothing is known."""
 
         def terms(*at: Tensor) -> Tensor:
             return torch.cat([self.terms(j, o).reshape(-1).double() for j, o in enumerate(self.call(*at))])
@@ -305,7 +305,7 @@ class Problem:
         ]
 
     def curvature_of_gradient(self, start: float = STEP) -> Reference:
-        """The same for the whole loss, from the gradient: more accurate, but it relies on reverse mode."""
+        """`curvature` of the whole loss, from the gradient: more accurate, but it relies on reverse mode."""
 
         def along(h: float) -> list[float]:
             z = [(h * d).detach().requires_grad_() for d in self.v]

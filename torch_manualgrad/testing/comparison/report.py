@@ -23,10 +23,10 @@ class Element:
     """The element in which a wrong result differs most.
 
     Attributes:
-        at: an element of an input, ``args[0][1, 2]``, or of what is compared, ``gradient of args[0][1, 2]``.
-        of: what is differentiated by that element: an element of an output, or the loss; empty if nothing is.
+        at: an element of an input, ``args[0][1, 2]``, or of a tensor that is compared, ``gradient of args[0][1, 2]``.
+        of: what is differentiated with respect to that element: an element of an output, or the loss; empty if nothing is.
         ours: the derivative, or the element itself.
-        reference: the same from finite differences, or of what it is compared with.
+        reference: the same from finite differences, or from the reference tensor.
     """
 
     at: str
@@ -54,9 +54,8 @@ class Result:
     `check` is the column, `engine` the engine that ran ("eager", "func", "eager, x alone", ...). `outcome` is one of:
     ok; wrong; raises; unsettled (the finite differences do not converge, so nothing can be said at this sample); not
     differentiable (a kink, and the value is not certainly wrong); gap (declared, and it raises); gap works (declared,
-    and it does not raise); - (not applicable). Of a failure, `element` is where it differs most, `causes` what is likely
-    to be at fault, and `smallest` a small sample, as Python code, that fails in the same way; each only where it was
-    found.
+    and it does not raise); - (not applicable). For a failure, `element` is the element that differs most, `causes` are the
+    likely causes, and `smallest` is a small sample, as Python code, that fails in the same way; each only if it was found.
     """
 
     fn: str
@@ -140,7 +139,7 @@ class Report:
         return lines
 
     def findings(self) -> list[str]:
-        """The failures, equal ones together, then what is likely to be at fault, then small samples that fail."""
+        """The failures, with equal ones merged, then the likely causes, then small samples that fail."""
         verdicts: dict[tuple[str, ...], list[str]] = {}
         causes: dict[str, list[str]] = {}
         samples: dict[str, list[str]] = {}
@@ -165,7 +164,7 @@ class Report:
     # for programs ----------------------------------------------------------------------------------------------------
 
     def ids(self) -> list[str]:
-        """The ids of the results; of equal ones the second ends with ``#2``."""
+        """The ids of the results; of two equal ids, the second ends with ``#2``."""
         seen: Counter[str] = Counter()
         found = []
         for r in self.results:
@@ -176,7 +175,7 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """``{"ok": ..., "results": [...]}``, each result with its ``id`` and its attributes by name.
 
-        A number that is nan is None, an infinite one a text, as JSON has neither.
+        A nan becomes None, and an infinite number becomes a string, as JSON has neither.
         """
         results = [{"id": i, **_to_json(asdict(r))} for i, r in zip(self.ids(), self.results, strict=True)]
         return {"ok": self.ok, "results": results}
@@ -187,7 +186,7 @@ class Report:
 
     @classmethod
     def from_json(cls, text: str) -> Report:
-        """The report whose `to_json` this is."""
+        """The report from the text that `to_json` returns."""
         return cls([_from_json(given) for given in json.loads(text)["results"]])
 
     def to_junit(self, path: str | PathLike[str]) -> None:

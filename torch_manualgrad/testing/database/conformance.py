@@ -1,6 +1,6 @@
 """PyTorch's whole operator database in six modes, on PyTorch and on this package: right, wrong, or an error.
 
-Each operator has a process of its own: an operator of PyTorch's that ends the process counts as one that raises.
+Each operator runs in its own process: if it ends the process, it counts as one that raises.
 """
 
 from __future__ import annotations
@@ -88,14 +88,14 @@ def measure(name: str, columns: Sequence[str], limit: int | None) -> tuple[Outco
 def _work(name: str, columns: Sequence[str], limit: int | None, answer: Connection) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what PyTorch's kernels print of bad arguments
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # PyTorch's kernels print messages about bad arguments
     answer.send(measure(name, columns, limit))
 
 
 def measure_all(
     names: Sequence[str], columns: Sequence[str], limit: int | None, workers: int | None = None
 ) -> tuple[Outcomes, list[str]]:
-    """`measure` of each operator in a process of its own, some at a time."""
+    """`measure` each operator in a process of its own, several at a time."""
     context = multiprocessing.get_context("fork")
     workers = workers or os.cpu_count() or 1
     waiting = list(reversed(names))
@@ -133,7 +133,7 @@ def measure_all(
 
 
 def header(columns: Sequence[str]) -> list[str]:
-    """Of the lines of `totals`."""
+    """The header for the lines of `totals`."""
     return ["dtype", "mode", *(f"{column}: {what}" for column in columns for what in COUNTED)]
 
 

@@ -22,8 +22,8 @@ class Entry:
 
     Attributes:
         name: the operator, ``"aten::sum.dim_IntList"``.
-        schema: as the table has it.
-        lines: the lines below, by their keys: inputs, ``result``, ``output_differentiability``, ``dispatch``.
+        schema: as in the table.
+        lines: the lines below the schema, by their keys: inputs, ``result``, ``output_differentiability``, ``dispatch``.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Entry:
 
     @property
     def functional(self) -> str:
-        """The operator that does not write to its argument, and has the same derivative."""
+        """The operator with the same derivative that does not write to its argument."""
         base, dot, overload = self.name.partition(".")
         name = base.removesuffix("_") + dot + overload
         return {"aten::transpose": "aten::transpose.int"}.get(name, name)  # the one whose overload has another name
@@ -47,7 +47,7 @@ class Entry:
 
     @property
     def is_marked_nondifferentiable(self) -> bool:
-        """Whether no output is differentiable, or no input has another formula."""
+        """Whether the only output is marked non-differentiable, or every formula is ``non_differentiable``."""
         if "output_differentiability" in self.lines:
             return self.lines["output_differentiability"].replace(" ", "") == "[False]"
         return bool(self.formulas) and all(text == "non_differentiable" for text in self.formulas)
@@ -67,7 +67,7 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    """All entries of the installed torch; without the YAML package: the table uses little of its syntax.
+    """All entries of the installed torch, read without the YAML package: the table uses little of its syntax.
 
     Raises:
         FileNotFoundError: this torch comes without its table.

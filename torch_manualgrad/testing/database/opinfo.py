@@ -1,8 +1,8 @@
 """Samples and gauge-fixing wrappers from PyTorch's own operator database.
 
 The database is a module that PyTorch keeps for its tests, `torch.testing._internal.common_methods_invocations`.
-Functions of this file import it, and no other file does. This is the one exception to the rule that private names live
-in core/internals, because it is needed for testing only and takes seconds to import.
+Only functions in this file import it. This is the one exception to the rule that private names live in core/internals,
+because the module is needed for testing only and takes seconds to import.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def entries(name: str) -> list[Any]:
     return found
 
 
-# The entries besides linalg.* that reach one of our rules, also those that are composed of others.
+# The entries besides linalg.* that reach one of our rules, including those that are composed of other operators.
 _NORMS = """
     cdist dist masked.norm masked.normalize nn.functional.normalize nn.functional.cosine_similarity
     nn.functional.pairwise_distance nn.functional.pdist nn.functional.triplet_margin_loss norm renorm
@@ -107,7 +107,7 @@ _LOSSES = """
     nn.functional.multilabel_margin_loss nn.functional.nll_loss nn.functional.smooth_l1_loss
     nn.functional.soft_margin_loss
 """
-_SINCE = {"nn.functional.linear_cross_entropy": "2.13"}  # the torch that brings it
+_SINCE = {"nn.functional.linear_cross_entropy": "2.13"}  # the torch release that adds it
 
 
 def reached() -> list[str]:
@@ -121,7 +121,7 @@ def reached() -> list[str]:
 def op_samples(
     name: str, dtype: torch.dtype = torch.float64, device: str = "cpu", limit: int | None = None
 ) -> Iterator[Case]:
-    """Cases of an operator, those that PyTorch's own gradient tests use; none if it does not differentiate this dtype.
+    """The cases of an operator that PyTorch's own gradient tests use; none if it does not differentiate this dtype.
 
     Inputs that require grad in the database are the differentiable ones. A sample without any, or whose result does not
     depend on them differentiably, is left out.
@@ -148,7 +148,7 @@ def op_samples(
 
 
 def _samples(op: Any, device: torch.device, dtype: torch.dtype) -> list[Any]:
-    """Those of the entry, from the seed of its `sample_inputs`, which also searches the whole stack for a running test."""
+    """The entry's samples, with the seed of its `sample_inputs`, which also searches the whole stack for a running test."""
     from torch.testing._internal.common_utils import SEED, set_rng_seed
 
     found, samples = [], iter(op.sample_inputs_func(op, device, dtype, True))

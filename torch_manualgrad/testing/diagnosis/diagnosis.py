@@ -14,12 +14,12 @@ from .causes import causes
 from .probe import Probe, again
 from .shrinking import fails, shrink
 
-#: For all failures of one call of `check`; after that no more is looked for.
+#: The time limit for the diagnosis of all failures of one call of `check`.
 SECONDS = 15.0
 
 
 class Diagnosis:
-    """Of one call of `check`; each kind of failure is shrunk at the first sample that has it.
+    """The diagnosis of one call of `check`; each kind of failure is shrunk at the first sample that has it.
 
     Args:
         shrinks: whether to look for smaller samples.
@@ -30,7 +30,7 @@ class Diagnosis:
         self._shrunk: set[str] = set()
 
     def of(self, c: Context) -> list[Result]:
-        """The results of a context, those that failed with what was found out."""
+        """The results of a context, with the findings added to those that failed."""
         if not any(r.failed for r in c.results) or self._left <= 0:
             return c.results
         start = time.monotonic()
@@ -58,7 +58,7 @@ class Diagnosis:
         return self._with_samples(c, results, deadline) if self.shrinks else results
 
     def _smaller(self, c: Context, deadline: float) -> Probe:
-        """Of a smaller sample, where elements can be looked at; of the same one where there is none."""
+        """A probe of a smaller sample, whose elements can be inspected; of the same sample if there is no wrong result."""
         p, wrong = c.problem, next((r for r in c.results if r.outcome == WRONG), None)
         if not self.shrinks or wrong is None:
             return Probe(c)

@@ -1,4 +1,4 @@
-"""One check again, at other directions, for other outputs, at another sample: what is looked at after a failure."""
+"""Runs one check again after a failure: along other directions, for other outputs, at another sample."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..comparison.problem import Point, Problem
 from ..comparison.report import WRONG, Element, Result
 from ..numerics.arithmetic import magnitude, widen
 
-#: Inputs, or outputs, with more coordinates are not looked at one by one; a complex element has two.
+#: Inputs, or outputs, with more coordinates are not inspected one by one; a complex element has two.
 MOST = 64
 #: The key of the whole loss, differentiated where no single output shows the mistake.
 LOSS = "the loss"
@@ -88,7 +88,7 @@ class Probe:
 
     Args:
         c: the context, after its checks have run.
-        seconds: after which nothing more is run.
+        seconds: the time after which nothing more is run.
     """
 
     def __init__(self, c: Context, seconds: float = 5.0) -> None:
@@ -105,13 +105,13 @@ class Probe:
         return self._known[check, key]
 
     def gradient(self, check: str, engine: str, p: Problem | None = None, key: Any = "") -> list[tuple[Tensor, Tensor]]:
-        """For each input the derivative of the loss by its elements, ours and the reference.
+        """For each input, the derivative of the loss with respect to its elements, ours and the reference.
 
         Args:
             check: rev or fwd.
-            engine: whose.
-            p: another problem, with the same inputs; then `key` tells it from others.
-            key: of `p`.
+            engine: the engine that computes ours.
+            p: another problem with the same inputs, identified by `key`.
+            key: identifies `p`.
 
         Returns:
             Pairs of tensors with the shapes of the inputs; none where an element could not be determined.
@@ -133,17 +133,17 @@ class Probe:
         return [(a, b) for a, b in found] if self.inputs else []
 
     def element(self, check: str, engine: str) -> Element | None:
-        """The input element whose derivative is most wrong, and the output that it is for."""
+        """The input element whose derivative has the largest error, and the output that is differentiated."""
         p, order = self.p, _order(check, engine)
         if not order:
             return None
         ranked = self._wrong(check, engine, "", self.inputs, partial(_along, p, "u"), p.primals)
-        # by the next worst ones, if no output alone shows it by the worst
+        # the next worst ones, if no single output shows the error for the worst one
         found = [self._through(check, engine, inner) for inner in ranked[: 2 * order - 1]]
         return next((e for e in found if LOSS not in e.of), found[0]) if found else None
 
     def _through(self, check: str, engine: str, inner: Wrong) -> Element:
-        """The element, with one entry of an input to move along, and to move along in the inner derivative."""
+        """The element, with the inner derivative taken along one entry of an input."""
         p, scale, result = self.p, inner.step, inner.result
         moved, at, of = _along(p, "u", inner.entry), inner.entry.name(p.names, p.primals), ""
         key: Any = "", inner.entry
@@ -176,7 +176,7 @@ class Probe:
             result = self._at(check, engine, (key, e), partial(make, e))
             if result is not None and result.outcome == WRONG:
                 found.append(Wrong(e, result, magnitude(steps[e.tensor]) if steps else 1.0))
-        # of nearly equal ones the first: rounding does not choose
+        # of nearly equal ones the first, so that rounding does not decide
         return sorted(found, key=lambda w: -float(f"{w.gap:.4g}"))
 
     def _at(self, check: str, engine: str, key: Any, make: Callable[[], Problem]) -> Result | None:
@@ -192,7 +192,7 @@ class Probe:
 
 
 def _order(check: str, engine: str) -> int:
-    """Of the derivative that a check has numbers of: along u, or along u and v; 0 for another check."""
+    """The order of the derivative that a check computes: 1 along u, 2 along u and v; 0 for another check."""
     if check in SECOND or engine.endswith("rev-rev"):
         return 2
     return int(check in ("rev", "fwd", "duality", "undefined cotangents"))

@@ -24,13 +24,13 @@ TRIES = 60
 def shrink(c: Context, result: Result, deadline: float) -> Sample:
     """The smallest sample that was found.
 
-    Sizes of dimensions, the number of dimensions and optional arguments are taken away as long as the check fails in
-    the same way, then values are rounded.
+    Sizes of dimensions, the number of dimensions and optional arguments are reduced as long as the check fails in the
+    same way; then values are rounded.
 
     Args:
         c: where the check failed.
         result: the failure.
-        deadline: of `time.monotonic`, when no more is tried.
+        deadline: the value of `time.monotonic` after which no more is tried.
 
     Returns:
         A sample of contiguous tensors, or the given one if that does not fail.
@@ -78,7 +78,7 @@ def _candidates(sample: Sample) -> Iterator[tuple[str, Sample]]:
     yield "contiguous", _mapped(sample, lambda i, x: x)
     for digits in (1, 2):
         rounded = _mapped(sample, lambda i, x, digits=digits: _rounded(x, digits))  # type: ignore[misc]
-        # a value that has become another's equal may lie on a kink
+        # values that have become equal may lie on a kink
         if _distinct(rounded) == _distinct(sample):
             yield f"{digits} digits", rounded
 
@@ -95,7 +95,7 @@ def _smaller_sizes(sample: Sample) -> Iterator[tuple[str, Sample]]:
     for n in sorted({n for shape in shapes.values() for n in shape if n > 1}, reverse=True):
         for size in sorted({k for k in (1, 2, n // 2, n - 1) if k < n}):
             places = [(i, d) for i, shape in shapes.items() for d, m in enumerate(shape) if m == n]
-            # all that share the size, then also the numbers that say it, then one by one
+            # all dimensions of this size, then also arguments equal to it, then dimensions one by one
             for start in (0, n - size):
                 yield f"from {start}", _narrowed(sample, places, start, size)
             yield "numbers", _narrowed(sample, places, 0, size, n)

@@ -13,7 +13,7 @@ from . import tree
 
 
 class ModuleCall(Sample):
-    """A call of a module to which its state is added by keywords; it is shown as it was given."""
+    """A call of a module with the module's state added as keywords; its repr is that of the original call."""
 
     __slots__ = ("given",)
 
@@ -26,8 +26,8 @@ class ModuleCall(Sample):
 def with_parameters(module: torch.nn.Module, given: Sample) -> tuple[Callable[..., Any], Sample]:
     """The module as a function that also takes its parameters and buffers, and the call of it.
 
-    The parameters that require grad are differentiable, as are the inputs that would be so without them. The other
-    parameters and the buffers are constants. Calls leave the module's own buffers as they are.
+    The parameters that require grad are differentiable, as are the inputs that would be without them. The other
+    parameters and the buffers are constants. Calls do not change the module's own buffers.
 
     Args:
         module: the module.

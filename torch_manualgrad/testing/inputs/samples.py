@@ -14,17 +14,17 @@ __all__ = ["as_sample", "as_samples"]
 
 
 def as_sample(given: Any, name: str) -> Sample:
-    """One call.
+    """Convert one call to a `Sample`.
 
     Args:
         given: a `Sample`, or a tuple or list of positional arguments.
-        name: what errors call it.
+        name: its name in errors.
 
     Returns:
         The call as a `Sample`.
 
     Raises:
-        TypeError: it is something else; a tensor alone is ambiguous, as a tensor can be iterated over.
+        TypeError: ``given`` is something else; a tensor alone is ambiguous, as a tensor can be iterated over.
     """
     if isinstance(given, Sample):
         return given
@@ -35,17 +35,17 @@ def as_sample(given: Any, name: str) -> Sample:
 
 
 def as_samples(given: Iterable[Any], name: str) -> Iterator[Sample]:
-    """Several calls, one at a time.
+    """Convert several calls, one at a time.
 
     Args:
-        given: an iterable of what `as_sample` takes.
-        name: what errors call it.
+        given: an iterable of calls, each as `as_sample` takes it.
+        name: its name in errors.
 
     Yields:
         The calls.
 
     Raises:
-        TypeError: it is a tensor, or an entry is not a call.
+        TypeError: ``given`` is a tensor, or an entry is not a call.
     """
     if isinstance(given, Tensor):
         raise TypeError(f"{name}: expected an iterable of calls, got {described(given)}; one call f(x) is [(x,)]")

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...core.rule import Sample
 from . import tree
 
-#: Tensors of more elements are not written out.
+#: Tensors with more elements are not written out.
 MOST = 64
 
 

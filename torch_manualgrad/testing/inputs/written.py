@@ -1,4 +1,4 @@
-"""Operators that write to arguments, as functions: they write to copies, and return these too."""
+"""Operators that write to arguments, as functions: they write to copies, and also return the copies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Unwritten", "without_grad", "without_writes"]
 
 
 class Unwritten:
-    """The function ``(*args) -> (results that are no arguments, new values of the written arguments)``.
+    """The function ``(*args) -> (results that are not arguments, new values of the written arguments)``.
 
     Attributes:
         op: the ``OpOverload``.
@@ -61,7 +61,7 @@ def without_writes(fn: Any) -> Any:
 
 
 def without_grad(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments, where those that are written to do not require grad: writing to a leaf is an error."""
+    """The arguments, with those that are written to detached: writing to a leaf that requires grad is an error."""
     overload: Any = custom_op_overload(op)
     places = [] if overload is None else written_places(overload)
     names = [overload._schema.arguments[i].name for i in places]
@@ -70,7 +70,7 @@ def without_grad(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[
 
 
 def _copy(value: Any, others: Sequence[Tensor]) -> Any:
-    """A copy to write to; under vmap it has a batch dimension as soon as another argument has."""
+    """A copy to write to; under vmap it has a batch dimension if another argument has one."""
     if isinstance(value, (list, tuple)):
         return [_copy(v, others) for v in value]
     if not isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""Arithmetic of what is checked: in double precision, in sums, in pairings of gradients with tangents."""
+"""Arithmetic of the checker: conversion to double precision, sums, pairings of gradients with tangents."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def computable(x: Tensor) -> Tensor:
 def with_zero_tangent(value: Tensor, x: Tensor) -> Tensor:
     """`value`, with a tangent of zeros wherever `x`, which has its shape, has a tangent.
 
-    PyTorch's products and sums with a tensor that has none pass kernels in Python, which take a hundred times as long.
+    Without a tangent, PyTorch's products and sums go through kernels in Python, which take a hundred times as long.
     """
     if x.layout is not torch.strided:
         return value
-    with torch.no_grad():  # forward mode goes on, and nothing is differentiated backward
+    with torch.no_grad():  # forward mode stays active; there is nothing to differentiate backward
         return torch.where(torch.ones((), dtype=torch.bool, device=x.device), value, x)
 
 
@@ -55,7 +55,7 @@ def inner(a: Sequence[Tensor | None], b: Sequence[Tensor]) -> Tensor:
 
 
 def add(terms: Sequence[Tensor]) -> Tensor:
-    """Their sum; not from a zero on, which would be a term without a tangent."""
+    """The sum of the terms, which does not start with a zero: that would be a term without a tangent."""
     return reduce(Tensor.add, terms)
 
 

@@ -14,14 +14,14 @@ from .kinks import Range
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Relative and absolute tolerance, of first and of second derivatives, and from these of third ones."""
+    """Relative and absolute tolerances of first and second derivatives, from which those of third derivatives follow."""
 
     first: tuple[float, float]
     second: tuple[float, float]
 
     @property
     def third(self) -> tuple[float, float]:
-        """One more order loses as much as the second lost to the first: it differentiates formulas of one more kind."""
+        """The third order loses as much accuracy as the second: it differentiates formulas of one more kind."""
         relative, absolute = (b * b / a if a else b for a, b in zip(self.first, self.second, strict=True))
         return relative, absolute
 
@@ -46,8 +46,8 @@ STEP = 2.0**-4
 class Reference:
     """A number from finite differences, its error estimate, and the magnitude by which both are judged.
 
-    `step` is the largest step that smaller ones do not contradict. `kink` is what the number can be where the function is
-    not differentiable; None where it is.
+    `step` is the largest step that smaller ones do not contradict. `kink` is the range of possible numbers where the
+    function is not differentiable; None where it is differentiable.
     """
 
     value: float
@@ -71,8 +71,8 @@ def extrapolate(
     """The limit of `difference(h)` as $h$ goes to 0, an even series in $h$, with an error estimate for each component.
 
     Ridders' method: halve the step, eliminate one more power of h**2 at each level (Neville's tableau), keep the entry
-    whose neighbours differ least. Where steps a thousand times smaller contradict what a few of them agree on, as where
-    these span many periods of an angle, they are dropped, and it starts again from smaller ones.
+    whose neighbours differ least. If a thousand times smaller steps contradict the number on which a few steps agree, for
+    example because these span many periods of an angle, the steps are dropped and the method restarts with smaller ones.
 
     Args:
         difference: a difference quotient for a step, by component.
@@ -116,14 +116,14 @@ def extrapolate(
 
 
 def _contradicted(best: Sequence[float], nearer: Sequence[float], noise: float) -> bool:
-    """Whether a difference over a far smaller step, with this rounding error, is another number."""
+    """Whether a difference over a far smaller step, with this rounding error, contradicts the number."""
     return any(abs(n - b) > 1e-3 * max(abs(b), 1.0) + 1e3 * noise for b, n in zip(best, nearer, strict=True))
 
 
 def first_derivative(
     f: Callable[[float], Sequence[float]], noise: float, start: float = STEP
 ) -> tuple[list[float], list[float], float]:
-    """$d/dh f(h)$ at 0, by component, with errors, and the first step that was of use."""
+    """$d/dh f(h)$ at 0, by component, with errors, and the first step that was used."""
 
     def difference(h: float) -> list[float]:
         return [(a - b) / (2 * h) for a, b in zip(f(h), f(-h), strict=True)]
@@ -160,7 +160,7 @@ def third_derivative(
 
 
 def stays(difference: Callable[[float], Sequence[float]], step: float) -> list[bool]:
-    """Whether a difference that is proportional to $h$ where a function is smooth enough is the same for small steps."""
+    """Whether a difference is the same for all small steps; if the function is smooth enough, it is proportional to $h$."""
     far, near = difference(step * 2.0**-6), difference(step * 2.0**-9)
     return [abs(b) > 1e-4 and abs(a - b) < 0.3 * abs(b) for a, b in zip(far, near, strict=True)]
 

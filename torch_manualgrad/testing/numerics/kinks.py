@@ -5,7 +5,7 @@ Clarke's generalized gradients of f at x are the numbers between the lower and t
 differentiable, and an interval at a kink. So a range of quotients at points around x, ever closer to it, decides:
 
 - it shrinks to one number: f is differentiable, and the derivative is that number;
-- it stays an interval: f has a kink, and only a value outside of the interval is certainly no generalized gradient;
+- it stays an interval: f has a kink, and only a value outside of the interval is certainly not a generalized gradient;
 - it grows: f is not Lipschitz there (a pole, a jump, the square root at zero) or is mostly rounding error.
 
 A kink's interval is of finite numbers, so nan and inf are not generalized gradients.
@@ -26,8 +26,8 @@ Point = Sequence[Tensor]
 
 #: The distances from the point, in units of its magnitude.
 RADII = (1e-4, 1e-6)
-#: The points at each distance: a few show that a function is smooth, more find the range at a kink, and before a value is
-#: said to be outside of it, more still.
+#: The number of points at each distance: a few show that a function is smooth, more find the range at a kink, and even
+#: more are tried before a value is reported as outside of the range.
 FEW, MANY, ACCUSING = 2, 14, 250
 
 
@@ -105,12 +105,14 @@ def ranges(
     """The range of the difference quotients of `f` near a point, along each direction.
 
     Args:
-        f: a function of tensors to a flat tensor of real numbers in double precision. Where it raises, it is not bounded.
+        f: a function of tensors to a flat tensor of real numbers in double precision. Where it raises, it counts as
+            unbounded.
         at: the point.
-        directions: with the shapes of the point; no more than about `scales`.
+        directions: with the shapes of the point, and at most about as large as `scales`.
         scales: the magnitude of each input.
         groups: the lengths of consecutive entries that have one scale: those of one output.
-        points: how many around this one are tried; None for a few, and for more where these do not show it smooth.
+        points: the number of points to try around this one; None for a few, then more if these do not show that `f` is
+            smooth.
 
     Returns:
         A range for each direction.
@@ -130,7 +132,7 @@ def ranges(
             base = at if offset is None else _moved(at, radius, offset)
             start = center if offset is None else value(*base)
             for quotients, u in zip(found, directions, strict=True):
-                # at the point itself, those to both sides; elsewhere the step is short compared with the distance
+                # at the point itself, steps to both sides; elsewhere a step that is short compared with the distance
                 for h in (radius, -radius) if offset is None else (radius / 16,):
                     quotients[k].append((value(*_moved(base, h, u)) - start) / h)
 
@@ -164,7 +166,7 @@ def _range(quotients: list[list[Tensor]], center: Tensor, groups: Sequence[int])
     # a pole that rounding has made finite, such as the inverse of a singular matrix
     for step, quotient in zip((RADII[-1], -RADII[-1]), near, strict=False):
         bounded &= (center + step * quotient).abs() >= center.abs() / 2
-    # those that are not bounded set no scale for the others
+    # unbounded entries do not set the scale of the others
     scale = of_group(torch.where(bounded, torch.maximum(center.abs(), largest), 0.0))
     shrinks = (high - low) <= 0.2 * (far_high - far_low)
     smooth = bounded & (shrinks | (high - low <= 1e-4 * largest + 1e-5 * scale))

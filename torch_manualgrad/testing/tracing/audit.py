@@ -40,11 +40,12 @@ class Differentiated:
             order; "forward": it had a tangent; "torch.func": by a transform, whose modes are not told apart.
         doubt: PyTorch's known mistake in these ways; "no gradient, and no error" where its result had no history though an
             input requires grad; "" where nothing is known.
-        served: by what under ``mg.override()``: a rule, or PyTorch and why.
-        cost: of a plain call under ``mg.override()``.
+        served: what serves the operator under ``mg.override()``: a rule, or PyTorch and why.
+        cost: the cost of a plain call under ``mg.override()``.
         known: whether the registry has an entry about PyTorch's derivative.
-        lines: of the user's code, ``train.py:12: y = x.norm()``, at most three; of an operator in a backward those of the forward.
-        override: what to write where the derivative is doubtful, ``mg.override("aten::dist")``; "" if nothing has to be done.
+        lines: at most three lines of the user's code, ``train.py:12: y = x.norm()``; for an operator in a backward, those of
+            the forward.
+        override: what to write if the derivative is doubtful, ``mg.override("aten::dist")``; "" if nothing has to be done.
     """
 
     operator: str
@@ -77,7 +78,7 @@ class AuditReport:
 
     @property
     def doubtful(self) -> list[Differentiated]:
-        """Those that PyTorch is known to have wrong, or not at all, in the ways they were differentiated."""
+        """Those whose derivatives PyTorch is known to lack or get wrong, in the ways in which they were differentiated."""
         return [d for d in self.operators if d.doubt]
 
     def __str__(self) -> str:
@@ -98,21 +99,21 @@ class AuditReport:
 def audit() -> Iterator[AuditReport]:
     """Watch what this thread differentiates in a block: ``with mg.audit() as report:``, then ``print(report)``.
 
-    Run a training step in it, its backward included. It sees PyTorch's own operators, below every module and function,
-    in reverse and forward mode and under `torch.func`; compiled functions only as far as they fall back to eager mode. The
-    block takes several times its usual time.
+    Run a training step in the block, including its backward. The audit sees PyTorch's own operators, below every module and
+    function, in reverse and forward mode and under `torch.func`; compiled functions only as far as they fall back to eager
+    mode. The block takes several times its usual time.
 
     Yields:
         The report, which fills while the block runs.
 
     Raises:
-        RuntimeError: an `override` is active: leave it out, as the question is what PyTorch does.
+        RuntimeError: an `override` is active: an audit must see what PyTorch itself does.
     """
     if active():
         raise RuntimeError("an override is active; an audit is of PyTorch's own derivatives: enter it outside of one")
     report = AuditReport()
     surroundings = _Surroundings(report)
-    # anomaly mode keeps the lines of the forward; that of the user stays as it is
+    # anomaly mode records the lines of the forward; the user's own anomaly mode stays as it is
     keeping_lines = (
         nullcontext() if torch.is_anomaly_enabled() else torch.autograd.set_detect_anomaly(True, check_nan=False)
     )
@@ -185,7 +186,7 @@ class _Watch(DispatchMode):
 
 
 def _is_differentiable(name: str) -> bool:
-    """Whether it has a derivative. The queries that PyTorch's transforms make of tensors have none."""
+    """Whether the operator has a derivative. The queries that PyTorch's transforms make about tensors have none."""
     entry = _entry(name)
     return (
         _rule(name) is not None

@@ -16,7 +16,7 @@ _PACKAGES = (str(Path(torch.__file__).parent), str(Path(__file__).resolve().pare
 
 
 def line_of(node: Any) -> str:
-    """The line of the user's code; in a backward, that of the forward, as anomaly mode keeps it."""
+    """The line of the user's code; in a backward, the line of the forward, which anomaly mode records."""
     if node is not None:
         while node.metadata.get("parent_") is not None:  # it was made in the backward of this one
             node = node.metadata["parent_"]

@@ -24,7 +24,7 @@ __all__ = ["NanReport", "Origin", "trace_nan"]
 #: The modes that are looked at, in this order.
 NAN_MODES = ("forward", "rev", "fwd", "rev-rev", "fwd-rev", "rev-fwd", "fwd-fwd")
 
-# operators whose results are memory as it was found
+# operators whose results are uninitialized memory
 _UNSET = ("empty", "new_empty", "resize_")
 
 
@@ -39,8 +39,9 @@ class Origin:
         formula: the formula of this package that called it; "" outside of one.
         index: the position of the first such entry in the operator's result.
         operands: the operands at that position, where they have one; numbers as they are.
-        line: where the user's code made the call, in a backward that of the forward: ``file.py:12: y = x.sqrt()``.
-        because: of a nan, where the infinity came from that it was made of; None if the operands were finite.
+        line: the line of the user's code that made the call, in a backward the line of the forward:
+            ``file.py:12: y = x.sqrt()``.
+        because: for a nan that was made from an infinity, the origin of the infinity; None if the operands were finite.
     """
 
     value: str
@@ -93,8 +94,8 @@ def trace_nan(
     """Find the operation that first makes a nan, or an infinity, out of finite numbers, mode by mode.
 
     Unlike `torch.autograd.detect_anomaly`, it looks at every operation, in the forward and inside of a backward,
-    and follows only values that reach the result: a nan that `torch.where` drops is not a fault. For a nan that was made
-    from an infinity it also reports the origin of the infinity.
+    and follows only values that reach the result: a nan that `torch.where` drops is not a fault. If a nan was made from
+    an infinity, it also reports the origin of the infinity.
 
     Args:
         f: a function of tensors, or a module.
@@ -107,8 +108,8 @@ def trace_nan(
         seed: of the random numbers that `f` draws, the same in every mode.
 
     Returns:
-        The report: an `Origin` for each mode whose result is not finite. An infinity that was given, as an argument or a
-        constant, is an origin of its own: its operator is the one that it was first seen in.
+        The report: an `Origin` for each mode whose result is not finite. An infinite argument or constant has an origin
+        too, whose operator is the first one that it was seen in.
 
     Raises:
         TypeError: several calls are given, as to `check`; it takes one.
@@ -126,7 +127,7 @@ def trace_nan(
     f, inputs = _call(f, inputs)
     found = NanReport()
     for mode in modes:
-        # anomaly mode, which keeps the lines of the forward, warns of every error with pages of these
+        # anomaly mode, which records the lines of the forward, prints pages of them for every error
         keeping_lines = torch.autograd.set_detect_anomaly(True, check_nan=False)
         with warnings.catch_warnings(), torch.random.fork_rng(), keeping_lines, _Watch() as watch:
             warnings.simplefilter("ignore")
@@ -166,7 +167,7 @@ Run = Callable[[Callable[..., Any], Sequence[Any], Sequence[Tensor]], Sequence["
 
 
 def _differentiated(inputs: Sequence[Any]) -> tuple[list[Any], list[Tensor]]:
-    """The inputs anew, and the leaves among them that are differentiated."""
+    """Copies of the inputs, and the leaves among them that are differentiated."""
     leaves = [
         x.detach().clone().requires_grad_() if tree.is_differentiable(x) else x for _, x in tree.leaves(tuple(inputs))
     ]
@@ -264,7 +265,7 @@ _RUN: dict[str, Run] = {
 
 @dataclass
 class _Origins:
-    """Of one storage: where its nan and its infinity come from."""
+    """The origins of a storage's nan and of its infinity."""
 
     nan: Origin | None = None
     infinity: Origin | None = None
@@ -279,7 +280,7 @@ class _Watch(DispatchMode):
         self.kept: list[Tensor] = []  # so that no storage takes the address of another
 
     def origin_of(self, results: Sequence[Tensor | None], infinities: bool) -> Origin | None:
-        """Of the first of these that is not finite; a nan before an infinity."""
+        """The origin in the first result that is not finite; a nan goes before an infinity."""
         found = [(r, self.known.get(_address(r))) for r in results if r is not None and _is_watched(r)]
         for result, origins in found:
             if origins is not None and origins.nan is not None and bool(result.isnan().any()):
@@ -362,7 +363,7 @@ def _made(func: Any, result: Tensor, what: Callable[[Tensor], Tensor], operands:
 
 
 def _shown(x: Any, index: tuple[int, ...] | None, shape: torch.Size) -> str:
-    """An operand: of a pointwise operator, its entry at the position; of another one, its shape and range."""
+    """An operand: for a pointwise operator, its entry at the position; for another one, its shape and range."""
     if not isinstance(x, Tensor):
         return str(x)
     if index is not None:
