@@ -16,7 +16,7 @@ _DTYPES = frozenset({torch.float32, torch.float64, torch.complex64, torch.comple
 
 
 def serves(A: Tensor, sizes: tuple[int, int, int]) -> bool:
-    """Whether the replacement primal decomposes a matrix; neither its values nor its batch matter.
+    """Whether the replacement primal decomposes a matrix, regardless of its values and its batch.
 
     Args:
         A: (*, m, n).
@@ -24,18 +24,18 @@ def serves(A: Tensor, sizes: tuple[int, int, int]) -> bool:
             and of the larger dimension.
 
     Returns:
-        Whether it does.
+        True if the replacement primal serves this shape, dtype and device.
     """
     if A.dim() < 2 or A.dtype not in _DTYPES or A.device.type not in _DEVICES:
         return False
     real, complex_, largest = sizes
     if is_exporting() and any(isinstance(n, torch.SymInt) for n in A.shape[-2:]):
-        return False  # the program is for every order that its caller allows
+        return False  # the exported program must serve every order that its caller allows
     return max(A.shape[-2:]) <= largest and min(A.shape[-2:]) <= (complex_ if A.is_complex() else real)
 
 
 def finite(result: Tensor) -> bool:
-    """Whether all entries are finite. A sum that overflows costs time only."""
+    """Whether all entries are finite. A sum that overflows only costs time."""
     return bool(result.sum().isfinite())
 
 

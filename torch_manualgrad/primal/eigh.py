@@ -18,7 +18,7 @@ _JACOBI = (LIMITS["eigh_real"], LIMITS["eigh_complex"], LIMITS["eigh_real"])  # 
 
 
 def _tridiagonal() -> tuple[int, int, int]:
-    """The same for matrices whose eigenvectors are computed."""
+    """The same limits for matrices whose eigenvectors are computed."""
     largest = kernel_limit("tridiagonal_order")
     return largest, 0, largest
 
@@ -80,7 +80,7 @@ def eigh_small(A: Tensor, lower: bool = True, vectors: bool = True) -> tuple[Ten
         vectors: whether to compute eigenvectors: LAPACK's error depends on it.
 
     Returns:
-        Eigenvalues (*, n) and eigenvectors (*, n, n), these without meaning if not ``vectors``.
+        Eigenvalues (*, n) and eigenvectors (*, n, n), which are undefined if not ``vectors``.
 
     Raises:
         torch.linalg.LinAlgError: as `torch.linalg.eigh`, or `torch.linalg.eigvalsh`.

@@ -49,7 +49,7 @@ def svd_small(A: Tensor, vectors: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         vectors: whether to compute $U$ and $Vh$: LAPACK's error depends on it.
 
     Returns:
-        $U$ (*, m, k), $S$ (*, k) and $Vh$ (*, k, n); $U$ and $Vh$ without meaning if not ``vectors``.
+        $U$ (*, m, k), $S$ (*, k) and $Vh$ (*, k, n); $U$ and $Vh$ are undefined if not ``vectors``.
 
     Raises:
         torch.linalg.LinAlgError: as `torch.linalg.svd`, or `torch.linalg.svdvals`.

@@ -1,8 +1,8 @@
-"""Decompositions of a batch by LAPACK, its matrices divided among threads.
+"""Decompositions of a batch by LAPACK, with the matrices divided among threads.
 
 PyTorch passes the matrices to LAPACK one after the other, and LAPACK gains little from several threads for a matrix of
-order 100. Here each thread passes a part of them, by PyTorch's own operator. The results of a matrix are bitwise
-identical to PyTorch's own on one thread: those on several threads differ from these in the last bits.
+order 100. Here each thread decomposes a part of them with PyTorch's own operator. The results of a matrix are bitwise
+identical to PyTorch's own on one thread; PyTorch's results on several threads differ from those in the last bits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..core.internals import (
 # milliseconds for them on one thread.
 _LEAST_WORK = {True: 2**20, False: 2**22}
 
-_ALIGNMENT = 64  # bytes, of PyTorch's memory; the last bits of LAPACK's results depend on that of a matrix
+_ALIGNMENT = 64  # bytes, of PyTorch's memory; the last bits of LAPACK's results depend on the alignment of a matrix
 
 _process = os.getpid()
 
@@ -60,14 +60,14 @@ def on_threads(op: Any, names: Sequence[str], vectors: bool, A: Tensor, *options
     """Decompose a batch of matrices.
 
     Args:
-        op: the operator, with a variant for each kind of call: ``op(A, *options)``, and with ``names`` given.
-        names: of its results, the arguments that they are written to.
+        op: the operator, called as ``op(A, *options)``, or with the arguments ``names`` too.
+        names: the arguments of the operator that its results are written to.
         vectors: whether to compute vectors.
         A: (*, m, n).
-        options: of the operator.
+        options: further arguments of the operator.
 
     Returns:
-        What the operator returns, in the same strides.
+        The operator's results, with the same strides.
 
     Raises:
         RuntimeError: as the operator.
@@ -80,13 +80,13 @@ def on_threads(op: Any, names: Sequence[str], vectors: bool, A: Tensor, *options
         # torch 2.10 asserts the types of arguments when only shapes are needed; the operator itself raises the right
         # error
         except (RuntimeError, AssertionError):
-            pass  # a matrix that LAPACK refuses: the error has its number in the whole batch
+            pass  # if LAPACK refuses a matrix, the call below reports its number in the whole batch
     found: tuple[Tensor, ...] = op(A, *options)
     return found
 
 
 def _starts(A: Tensor, vectors: bool) -> list[int]:
-    """The first matrix of each thread's part; none where one thread takes all."""
+    """The first matrix of each thread's part; empty if one thread takes all."""
     threads = torch.get_num_threads()
     if threads == 1 or A.dim() < 3 or A.device.type != "cpu" or type(A) not in PLAIN or os.getpid() != _process:
         return []

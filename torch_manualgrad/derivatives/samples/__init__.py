@@ -1,4 +1,4 @@
-"""Samples and probes of the rules, a file for each family. Imported when the samples of a rule are first read."""
+"""Samples and probes of the rules, one file per family. Imported when the samples of a rule are first read."""
 
 import importlib
 import pkgutil

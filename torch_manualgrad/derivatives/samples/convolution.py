@@ -62,7 +62,7 @@ def _backends_samples(name: str, device: str) -> Sampler:
 
 
 def _probe(name: str) -> Callable[..., Any]:
-    """The operator, on contiguous tensors, as it reads others wrongly; in double precision its definition."""
+    """The operator on contiguous tensors, as it misreads others; in double precision, its definition."""
     names = [a.name for a in operator(f"aten::{name}")._schema.arguments]
 
     def probe(*args: Any) -> Any:
@@ -109,7 +109,7 @@ for _name, _backend in BACKENDS.items():
 # -- convolution -------------------------------------------------------------------------------------------------------
 
 
-# Of the input and the weight: sizes; stride, padding, dilation, transposed, output_padding, groups; with a bias or not.
+# Sizes of the input and of the weight; stride, padding, dilation, transposed, output_padding, groups; whether with a bias.
 _CASES: tuple[tuple[tuple[int, ...], tuple[int, ...], list[Any], bool], ...] = (
     ((2, 2, 5), (3, 2, 2), [[2], [1], [1], False, [0], 1], True),
     ((1, 2, 3, 4), (2, 1, 2, 2), [[1, 2], [0, 1], [2, 1], False, [0, 0], 2], True),
@@ -213,7 +213,7 @@ def _inputs(
         if given.is_complex:
             return
         for interpolation, padding, align_corners in modes:
-            # as wide as the batches of the check of vmap: PyTorch's batching rule takes this for the size of the batch
+            # as wide as the batches in the check of vmap: PyTorch's batching rule mistakes this for the size of the batch
             sizes = (4, 3) if dims == 2 else (2, 2, 3)
             image = random(1, 2, *sizes, dtype=dtype or given, device=device)
             points = [[-0.53, 0.37], [0.28, -0.81], [1.39, -0.17], [-1.22, 1.45]]
@@ -254,7 +254,7 @@ samples_for(f"aten::{_FALLBACK}")(_forward(_IN_SINGLE))
 
 @probe_for(f"aten::{_FALLBACK}")
 def fallback(*args: Any) -> Any:
-    """In double precision, which the fallback does not take, the operator itself."""
+    """The fallback; in double precision, which it does not take, the operator itself."""
     return getattr(torch.ops.aten, "grid_sampler_2d" if args[0].dtype == torch.float64 else _FALLBACK)(*args)
 
 
@@ -351,7 +351,7 @@ def _maxima_backward(name: str) -> Sampler:
 
 
 def _first(name: str) -> Callable[..., Tensor]:
-    """The maxima, without their places; the random numbers that choose the windows are constant."""
+    """The maxima, without their indices; the random numbers that choose the windows are constant."""
 
     def probe(*args: Any) -> Tensor:
         return getattr(_aten, name)(*args[:-1], args[-1].detach() if isinstance(args[-1], Tensor) else args[-1])[0]

@@ -37,7 +37,7 @@ def random(*shape: int, dtype: torch.dtype, device: torch.device | str = "cpu", 
 def random_conditioned(
     *shape: int, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0, least: float = 1.0
 ) -> Tensor:
-    """Random matrices with the well separated singular values least, least + 0.7, ...: off every kink."""
+    """Random matrices with the well separated singular values least, least + 0.7, ...: away from every kink."""
     X = random(*shape, dtype=dtype, seed=seed)
     U, S, Vh = torch.linalg.svd(X, full_matrices=False)
     S = least + 0.7 * torch.arange(S.shape[-1] - 1, -1, -1, dtype=S.dtype, device="cpu").expand(S.shape)
@@ -108,7 +108,7 @@ def alike(*layout: Any, spread: float = 1.0, complex_too: bool = False) -> Sampl
 
 
 def both(*several: Sampler) -> Sampler:
-    """The samples of one after the other."""
+    """The samples of several samplers, one after the other."""
     return lambda dtype, device: [s for samples in several for s in samples(dtype, device)]
 
 
@@ -138,7 +138,7 @@ def _drawing(dtype: torch.dtype, device: torch.device | str) -> Callable[..., Te
 def drawn_by(*calls: Callable[..., Sequence[Any]], real_only: bool = False) -> Sampler:
     """Samples from functions ``(draw, index) -> arguments``, whose last may be a dictionary of keywords.
 
-    ``draw(*shape)`` gives random numbers, others at each call; ``index`` a tensor of integers or booleans.
+    ``draw(*shape)`` returns random numbers, different at each call; ``index`` a tensor of integers or booleans.
     """
 
     def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:

@@ -86,7 +86,7 @@ def to_copycopies(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sa
 
 @samples_for("aten::_sample_dirichlet")
 def dirichlet_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    """Of one component, which is 1 whatever is drawn."""
+    """A single component, which is always 1."""
     if not dtype.is_complex:
         yield Sample(torch.tensor([[0.7], [3.0]], dtype=dtype, device=device))
 
@@ -110,7 +110,7 @@ def _straight_through(name: str) -> Callable[..., Tensor]:
 
 
 def _constant_scale(*others: Any) -> Sampler:
-    """Numbers inside and outside of the range, clear of its ends; tensors among the others are constant."""
+    """Numbers inside and outside of the range, away from its ends; other tensor arguments are constant."""
 
     def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
         if not dtype.is_complex:
@@ -136,7 +136,7 @@ def _straight_through_learned(name: str, axes: Sequence[int]) -> Callable[..., T
     """A probe whose derivative is the estimate where rounding adds nothing, as in the samples: x, or s (q - z)."""
 
     def probe(self: Tensor, scale: Tensor, zero_point: Tensor, *others: Any) -> Tensor:
-        narrow = [p.float() if axes else p for p in (scale, zero_point)]  # those of channels are always float32
+        narrow = [p.float() if axes else p for p in (scale, zero_point)]  # per channel, they are always float32
         found: Tensor = operator(name)(self, *narrow, *others)
         with torch.no_grad():
             s, z = (along(p, self, axes[0] if axes else None) for p in (scale, zero_point))
@@ -149,7 +149,7 @@ def _straight_through_learned(name: str, axes: Sequence[int]) -> Callable[..., T
 
 
 def _learned_scale(*axes: int) -> Sampler:
-    """Multiples of the scale, inside and outside of the range; scales of channels are float32, and constant."""
+    """Multiples of the scale, inside and outside of the range; scales per channel are float32 and constant."""
 
     def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
         if dtype.is_complex:
@@ -236,7 +236,7 @@ def incomplete_gamma_samples(dtype: torch.dtype, device: torch.device | str) -> 
 
 @samples_for("aten::_standard_gamma")
 def certain_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    """Of which nothing is random: for a shape as large as this the sample is the shape, rounded."""
+    """Without randomness: for such a large shape, the sample is the rounded shape."""
     if not dtype.is_complex:
         yield Sample(torch.tensor([[1e34, 3e34], [2e35, 1e35]], dtype=dtype, device=device))
 
@@ -261,7 +261,7 @@ samples_for("aten::elu_backward")(
 samples_for("aten::hardswish_backward")(alike(Tensor, Tensor, spread=2.0))
 samples_for("aten::hardtanh_backward")(alike(Tensor, Tensor, -1.1, 1.3))
 samples_for("aten::_prelu_kernel")(alike(Tensor, Tensor))
-# functions, as opcheck finds that the operators themselves do not take symbolic sizes
+# functions, because opcheck finds that the operators themselves do not take symbolic sizes
 probe_for("aten::hardshrink_backward")(lambda grad, self, lambd: aten.hardshrink_backward(grad, self, lambd))
 probe_for("aten::softshrink_backward")(lambda grad, self, lambd: aten.softshrink_backward(grad, self, lambd))
 

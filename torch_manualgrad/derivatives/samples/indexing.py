@@ -37,7 +37,7 @@ aten = torch.ops.aten
 
 _INDICES, _OFFSETS = [0, 2, 3, 2, 1], [0, 0, 2]  # the first bag is empty
 
-_AT_THE_END = [0, 1, 3, 3, 2]  # the last row twice: PyTorch takes the frequency of another row otherwise
+_AT_THE_END = [0, 1, 3, 3, 2]  # the last row twice: otherwise PyTorch takes the frequency of another row
 
 
 _forward = drawn_by(
@@ -49,7 +49,7 @@ _forward = drawn_by(
 
 
 def _contiguous(name: str) -> Any:
-    """The operator on contiguous indices, as it reads others wrongly; only the first result of the forward."""
+    """The operator on contiguous indices, as it misreads others; only the first result of the forward."""
     operator = getattr(aten, name)
 
     def probe(*args: Any) -> Any:

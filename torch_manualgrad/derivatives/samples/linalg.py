@@ -60,7 +60,7 @@ def cholesky_solve(dtype: torch.dtype, device: torch.device | str) -> Iterable[S
 
 
 def _hermitian(operator: str) -> Any:
-    """A probe: the operator of the Hermitian part. Looked up when it runs: not every torch has each."""
+    """A probe: the operator on the Hermitian part, looked up when it runs, as not every torch release has it."""
     return lambda A, *args, **kwargs: getattr(torch.ops.aten, operator)(0.5 * sym(A), *args, **kwargs)
 
 
@@ -115,7 +115,7 @@ def eig(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
 
 @probe_for("aten::linalg_eig")
 def eig_probe(A: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues in a fixed order. That of LAPACK and cuSOLVER can change when the matrix changes a little."""
+    """Eigenvalues in a fixed order. The order of LAPACK and cuSOLVER can change when the matrix changes slightly."""
     L, V = torch.ops.aten.linalg_eig(A)
     order = (L.real + 0.1 * L.imag).detach().argsort(-1)
     return L.gather(-1, order), projectors(V).gather(-3, order[..., None, None].expand(*V.shape, V.shape[-1]))
@@ -309,7 +309,7 @@ def grouped_mm(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sampl
 
 @probe_for("aten::_grouped_mm")
 def grouped_mm_probe(self: Tensor, mat2: Tensor, offs: Tensor | None) -> Tensor:
-    """The operator, on the strides that it takes; in double precision, for finite differences, its definition."""
+    """The operator on strides that it takes; in double precision, for finite differences, its definition."""
     if self.dtype != torch.float64:
         offs = None if offs is None else offs.contiguous()
         return torch.ops.aten._grouped_mm(self.contiguous(), mat2.contiguous(), offs)
@@ -489,7 +489,7 @@ def svd_probe(A: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
 
 
 def _triangular(*shape: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """Both triangles well away from singular; each sample reads one."""
+    """Matrices whose triangles are both far from singular; each sample reads one."""
     X = random(*shape, dtype=dtype, seed=2)
     return (X + 2.0 * torch.diag_embed(X.diagonal(dim1=-2, dim2=-1).sgn())).to(device)
 

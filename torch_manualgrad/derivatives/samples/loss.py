@@ -29,7 +29,7 @@ def _binary_cross_entropy_inputs(dtype: torch.dtype, device: torch.device | str)
 
 
 def _probability(x: Tensor) -> Tensor:
-    """A number between 0 and 1 and away from both, at every scale of positive numbers."""
+    """Numbers between 0 and 1 and away from both, for positive numbers of any scale."""
     return (1 + x / (1 + x)) / 3
 
 
@@ -163,7 +163,7 @@ def _multi_margin_inputs(dtype: torch.dtype, device: torch.device | str) -> Iter
     x = random(3, 4, dtype=dtype, device=device)
     y = torch.tensor([1, 3, 0], device=device)
     weight = random(4, dtype=dtype, device=device, seed=1).abs()
-    yield x.sort().values, 0 * y, 1, 1.0, {"weight": weight, "reduction": MEAN}  # the same at every scale
+    yield x.sort().values, 0 * y, 1, 1.0, {"weight": weight, "reduction": MEAN}  # the same loss at every scale
     yield x, y, 1, 1.0, {"reduction": SUM}
     yield x, y, 2, 0.6, {"weight": weight, "reduction": NONE}
     yield x[0], y[0], 2, 1.0, {"reduction": SUM}

@@ -33,7 +33,7 @@ _BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16}
 
 
 def untracked(x: Tensor) -> Tensor:
-    """x without a tangent, not even one of zero, for operators of PyTorch that raise for any: integers have none."""
+    """x without a tangent, not even a zero one, for PyTorch's operators that raise for any: integers have none."""
     return x.view(_BITS[x.dtype.itemsize]).view(x.dtype)
 
 
@@ -105,7 +105,7 @@ def _untracked_mask(attn_mask: Tensor | None = None, **others: Any) -> dict[str,
 def _gpu_attention_inputs(name: str, dtype: torch.dtype, device: torch.device | str) -> Iterable[tuple[Any, ...]]:
     """Arguments of the operator, of dtypes that the device's kernel takes."""
     half = dtype in (torch.float16, torch.bfloat16)
-    device = "cuda" if torch.cuda.is_available() else device  # elsewhere something stands in for the kernel
+    device = "cuda" if torch.cuda.is_available() else device  # elsewhere a substitute replaces the kernel
     if dtype.is_complex or not (device != "cuda" or half or name == "efficient" and dtype is torch.float32):
         return
     q, k, v = (random(1, 2, 4, 8, dtype=dtype, device=device, seed=seed) for seed in range(3))
@@ -563,13 +563,13 @@ def weight_norm_backward(dtype: torch.dtype, device: torch.device | str) -> Iter
 
 @probe_for("aten::_weight_norm_interface")
 def weight_norm_probe(v: Tensor, g: Tensor, dim: int) -> Tensor:
-    """The differentiable output, of contiguous tensors: PyTorch's kernel reads others as if they were contiguous."""
+    """The differentiable output for contiguous tensors: PyTorch's kernel reads others as if they were contiguous."""
     return torch.ops.aten._weight_norm_interface(v.contiguous(), g.contiguous(), dim)[0]
 
 
 @probe_for("aten::_weight_norm_interface_backward")
 def weight_norm_backward_probe(grad_w: Tensor, v: Tensor, g: Tensor, _: Tensor, dim: int) -> Any:
-    """The backward with the norms of its own input, whatever norms it is given: it has no derivative in them."""
+    """The backward with the norms of its own input, whatever norms it is given: it has no derivative with respect to them."""
     grad_w, v, g = grad_w.contiguous(), v.contiguous(), g.contiguous()
     norms = torch.norm_except_dim(v, 2, dim)
     return uneven(*torch.ops.aten._weight_norm_interface_backward(grad_w, v, g, norms, dim))

@@ -16,9 +16,9 @@ def as_function(operator: Any) -> Callable[..., Any]:
 
 
 def laid_out(operator: Any) -> Callable[..., Any]:
-    """The operator on contiguous tensors, as it reads others wrongly or refuses them, without results that are None.
+    """The operator on contiguous tensors, as it misreads or refuses others, without results that are None.
 
-    They are contiguous where vmap batches the last dim too.
+    The tensors are contiguous even if vmap batches the last dim.
     """
 
     def contiguous(x: Any) -> Any:

@@ -86,7 +86,7 @@ def lstm_layer(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sampl
 def lstm_layer_probe(
     input: Tensor, w: Tensor, u: Tensor, v: Tensor, b: Tensor, hx: Tensor, cx: Tensor, reverse: bool, *rest: Any
 ) -> Any:
-    """The operator, on contiguous tensors, as it misreads others; its definition in double precision."""
+    """The operator on contiguous tensors, as it misreads others; in double precision, its definition."""
     if not input.numel():
         raise ValueError("an empty batch, for which PyTorch's kernel ends the process")
     if input.dtype != torch.float64:

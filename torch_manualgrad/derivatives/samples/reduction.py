@@ -84,9 +84,9 @@ def cdist_backward_samples(dtype: torch.dtype, device: torch.device | str) -> It
 
 @probe_for("aten::_cdist_backward")
 def cdist_backward_probe(grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor) -> Tensor:
-    """The backward with the distances of its points, in place of any others; it takes contiguous points only.
+    """The backward with the distances of its own points, whatever distances it is given; it takes contiguous points only.
 
-    PyTorch's derivative, which it has since 2.15, has a part that goes by the distances: they are no constants here.
+    Since 2.15, PyTorch's derivative has a term from the distances, so they are not constants here.
     """
     x1 = x1 + 0 * grad.sum(-1, keepdim=True)  # the operator's batching rule is wrong where only grad is batched
     distances = torch.linalg.vector_norm(_differences(x1, x2), p, -1)
@@ -105,7 +105,7 @@ def pdist_backward_samples(dtype: torch.dtype, device: torch.device | str) -> It
 @probe_for("aten::_pdist_backward")
 def pdist_backward_probe(grad: Tensor, self: Tensor, p: float, pdist: Tensor) -> Tensor:
     self = self.contiguous()
-    torch.pdist(self.detach(), p)  # refuses shapes for which the backward's kernel would leave its memory
+    torch.pdist(self.detach(), p)  # refuses shapes for which the backward's kernel would access memory out of bounds
     distances = torch.linalg.vector_norm(_pairs(self, self.shape[0])[2], p, -1)
     return torch.ops.aten._pdist_backward(grad.contiguous(), self, p, distances)
 

@@ -29,7 +29,7 @@ aten = torch.ops.aten
 
 
 def _mixed(draw: Any, *shapes: tuple[int, ...]) -> list[Tensor]:
-    """The first real, also among complex ones."""
+    """Tensors of which the first is real, even if the others are complex."""
     first, *rest = [draw(*shape) for shape in shapes]
     return [first.real.clone(), *rest]
 

@@ -83,7 +83,7 @@ for _name in (
 probe_for("aten::sparse_compressed_tensor.comp_plain_value_size")(
     times_identity(torch.ops.aten.sparse_compressed_tensor)
 )
-# a matrix of blocks of columns has no products, and PyTorch makes only real ones dense
+# a BSC matrix has no products, and PyTorch makes only real ones dense
 probe_for("aten::_to_sparse_bsc")(made_dense(operator("aten::_to_sparse_bsc")))
 
 
@@ -110,7 +110,7 @@ def _matrix(layout: torch.layout, dtype: torch.dtype, device: torch.device | str
 
 @samples_for("aten::_sparse_addmm")
 def sparse_addmm(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    """Of the dense inputs: finite differences cannot move a sparse one."""
+    """Only the dense inputs are differentiated: finite differences cannot move a sparse one."""
     bias = random(2, 2, dtype=dtype, device=device, seed=1)
     B = random(3, 2, dtype=dtype, device=device, seed=2)
     other = 0.5j - 1 if dtype.is_complex else 0.5
@@ -137,7 +137,7 @@ def sparse_addmm_probe(*args: Any, **kwargs: Any) -> Tensor:
 
 @samples_for("aten::_sparse_mm_reduce_impl")
 def reduced(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    """Of the dense factor: finite differences cannot move a sparse one."""
+    """Only the dense factor is differentiated: finite differences cannot move a sparse one."""
     pattern = torch.tensor([[0, 1, 1], [0, 0, 0], [1, 1, 0]], device=device)
     A = (random(3, 3, dtype=dtype, device=device) * pattern).to_sparse_csr()
     for reduce in () if dtype.is_complex else ("sum", "mean", "amax", "amin"):
