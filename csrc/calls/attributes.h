@@ -1,4 +1,4 @@
-// What Python reads of a node: core/engine/node.py shows it as attributes, as PyTorch's nodes have them.
+// The contents of a node for Python: core/engine/node.py shows them as attributes, like those of PyTorch's nodes.
 #pragma once
 
 #include "guarded.h"
@@ -9,7 +9,7 @@
 
 namespace manualgrad {
 
-// Hooks that Python has registered on one saved tensor; Python keeps the functions and what they have packed.
+// Hooks that Python has registered on one saved tensor; Python keeps the functions and the packed values.
 struct PythonHooks : public torch::autograd::SavedVariableHooks {
   explicit PythonHooks(int64_t n) : number(n) {}
 
@@ -48,7 +48,7 @@ TORCH_LIBRARY_FRAGMENT(manualgrad_calls, library) {
   library.def("saved(int node, int place) -> Tensor", &saved_at);
   library.def("constant(int node, int place) -> Any", &constant_at);
   library.def("register_hooks(int node, int place, int hooks) -> ()", &register_hooks);
-  // a transform of torch.func that runs would wrap again what a node of its own level has saved
+  // an active transform of torch.func would wrap again what a node of its own level has saved
   constexpr auto kFirst = DispatchKey::FuncTorchDynamicLayerFrontMode;
   library.impl("saved", torch::dispatch(kFirst, &saved_at));
   library.impl("constant", torch::dispatch(kFirst, &constant_at));

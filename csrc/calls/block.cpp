@@ -1,10 +1,10 @@
 // Entering and leaving blocks: methods in C, so that no signal handler of Python's runs between their steps.
 //
-// Python runs signal handlers between bytecodes. Where `__exit__` is a Python function, a handler may raise before its
-// first line, and the block is never left. Here Python is called before the one step that changes what is active, and
-// after it; never in between.
+// Python runs signal handlers between bytecodes. If `__exit__` is a Python function, a handler may raise before its
+// first line, and the block is never left. Here Python code runs only before and after the one step that changes what
+// is active, never during it.
 //
-// Without Python's headers this is empty, and Python has methods of its own.
+// Without Python's headers this file is empty, and the methods are written in Python.
 #include "guarded.h"
 #include "state.h"
 
@@ -29,7 +29,7 @@ struct Object {
   PyObject* object = nullptr;
 };
 
-// Set once, and kept: `truth.entries` is the tuple of active handles, `settle` brings in line what follows from it.
+// Set once, and kept: `truth.entries` is the tuple of active handles, `settle` updates everything derived from it.
 PyObject *truth = nullptr, *settle = nullptr;
 
 bool read(PyObject* handle, const char* name, int64_t* found) {
@@ -39,7 +39,7 @@ bool read(PyObject* handle, const char* name, int64_t* found) {
   return *found != -1 || PyErr_Occurred() == nullptr;
 }
 
-// Makes the handles of this tuple the active ones; or raises, and nothing has changed.
+// Makes the handles of this tuple the active ones, or raises and changes nothing.
 bool put(PyObject* handles) {
   std::vector<Entry> entries;
   try {
@@ -56,10 +56,10 @@ bool put(PyObject* handles) {
   }
 }
 
-// Takes the handle out of the active ones, as those of threads that have ended; and puts it at their end if `with`. Or
-// raises, and nothing has changed.
+// Removes the handle from the active ones, along with those of threads that have ended, and appends it if `with`. Or
+// raises and changes nothing.
 bool exchange(PyObject* handle, bool with) {
-  const Object before(PyObject_GetAttrString(truth, "entries"));  // until the end: finalizers take locks
+  const Object before(PyObject_GetAttrString(truth, "entries"));  // kept until the end: finalizers take locks
   const Object list(before ? PyList_New(0) : nullptr);
   if (!list) return false;
   for (Py_ssize_t i = 0; i < PyTuple_Size(before.object); ++i) {
@@ -76,7 +76,7 @@ bool exchange(PyObject* handle, bool with) {
 
 bool settled() { return static_cast<bool>(Object(PyObject_CallNoArgs(settle))); }
 
-// What Python raised is kept while something else runs, and raised again.
+// Keeps the exception that Python has raised while f runs, and raises it again.
 template <class F>
 void while_raised(F&& f) {
   PyObject *type = nullptr, *value = nullptr, *trace = nullptr;

@@ -1,14 +1,14 @@
-// Calls of operators that have a rule, without Python where nothing but autograd is near.
+// Calls of operators that have a rule, without Python if nothing but autograd is active.
 //
 // A kernel at the dispatch key Autograd decides, per call, between three ways:
 //   stock    no rule is active: PyTorch's own kernel, as if nothing were registered.
 //   plain    dense tensors on which nothing else acts: the forward, the residuals and the node of the graph are made
 //            here, by the rule's `Table` (table.h). The backward calls the compiled formula that the table names, or
-//            the rule's vjp in Python (node.h). Where zeros are strong, PyTorch's own node may come before these
+//            the rule's vjp in Python (node.h). If zeros are strong, PyTorch's own node may be tried before these
 //            (stock.h).
-//   Python   everything else (dual tensors, modes, subclasses): the general kernel, which Python registered at
-//            the same key before, and which this one covers.
-// At a level of torch.func a call goes the plain way too, if it can (levels.h), also with tangents (tangents.h).
+//   Python   everything else (dual tensors, modes, subclasses): the general kernel, which Python registered earlier
+//            at the same key, and which this one covers.
+// At a level of torch.func a call also takes the plain way if possible (levels.h), even with tangents (tangents.h).
 //
 // This library is built against one release of torch, with its own headers;
 // torch_manualgrad/core/override/compiled_calls.py loads and drives it.
@@ -77,7 +77,7 @@ struct Kernel : public c10::OperatorKernel {
         on_cpu = on_cpu && x.toTensor().is_cpu();
       });
       if (!is_plain) {
-        const bool nested = value.isTensor() && value.toTensor().is_nested();  // which no rule is for
+        const bool nested = value.isTensor() && value.toTensor().is_nested();  // there are no rules for these
         (nested ? stock : python).callBoxed(op, keys, stack);
         return;
       }
@@ -95,15 +95,15 @@ struct Kernel : public c10::OperatorKernel {
     } else if (!table->check_stock) {
       stock.callBoxed(op, keys, stack);
     } else {
-      // hooks are to be given what is saved once; of a device, values cannot be read while a graph is captured
+      // hooks must get saved tensors only once; values on a device cannot be read while a graph is captured
       const bool twice = on_cpu && at::SavedTensorDefaultHooks::get_tls_state().stack.empty();
       differentiate(*table, op, keys, stack, numbers, twice ? &stock : nullptr);
     }
   }
 
  private:
-  // A call at a level of torch.func. False, and nothing has happened, where it is for Python. None is left to stock: a
-  // level outside may differentiate again.
+  // A call at a level of torch.func. Returns false and does nothing if Python has to serve the call. No call is left to
+  // stock, because an outer level may differentiate again.
   static bool at_level(const Table& table, const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     if (table.defers == Table::kUnlessPlain || table.defers == Table::kUnlessTracked || table.in_place ||
         table.strong_zero || !only_transforms()) {
@@ -115,7 +115,7 @@ struct Kernel : public c10::OperatorKernel {
       for_each(arguments[place], [&](const IValue& x) {
         if (is_absent(x)) return;
         if (is_number(x) && arguments[place].isTensor()) {
-          numbers = true;  // of one of PyTorch's own formulas: others are tensors by now (functionalized.h)
+          numbers = true;  // from one of PyTorch's own formulas: other numbers are tensors by now (functionalized.h)
           plain = plain && manualgrad::plain(x.toTensor());
           return;
         }
@@ -152,7 +152,7 @@ struct Kernel : public c10::OperatorKernel {
     return true;
   }
 
-  // What core/rule/definition.py says.
+  // Whether the rule leaves the call to stock, as core/rule/definition.py defines it.
   static bool deferred(const Table& table, c10::ArrayRef<IValue> arguments) {
     if (table.defers == Table::kNever || table.defers == Table::kAlways) return table.defers == Table::kAlways;
     if (table.defers == Table::kPythonDecides) return deferred_in_python(table, arguments);
@@ -185,12 +185,11 @@ size_t slot_of(const std::string& name) {
 
 using namespace manualgrad;
 
-// Why the last call that returned -1 did so.
+// The message of the last call that returned -1.
 MANUALGRAD_API const char* manualgrad_calls_error() { return message.c_str(); }
 
 // Covers the kernel at Autograd that Python has registered for the operator. Returns the operator's slot.
-// `stock`: an operator's kernel as it was before both is found only before; so this is called twice, first with python
-// = 0.
+// The stock kernel can be looked up only before both are registered, so this is called twice, first with python = 0.
 MANUALGRAD_API int64_t manualgrad_calls_attach(const char* name, const char* overload, int64_t python) {
   static std::map<size_t, c10::SafeKernelFunction> stock;
   return guarded([&]() -> int64_t {
@@ -209,7 +208,7 @@ MANUALGRAD_API int64_t manualgrad_calls_attach(const char* name, const char* ove
   });
 }
 
-// Takes the kernel away, if there is one. A thread that is inside of it crashes.
+// Unregisters the kernel, if there is one. A thread inside of it would crash.
 MANUALGRAD_API int64_t manualgrad_calls_detach(const char* name, const char* overload) {
   return guarded([&]() -> int64_t {
     return static_cast<int64_t>(registrations.erase(slot_of(std::string(name) + "." + overload)));

@@ -21,7 +21,7 @@ struct CustomKernel : public c10::OperatorKernel {
                       (!only_recorded || Recording::playing > 0);
     bool tracked = false, dual = false;
     const bool at_level = !plain_thread();
-    // a formula's derivative runs its body under torch.func, which the call of another op's may be in the middle of
+    // a formula's derivative runs its body under torch.func, perhaps in the middle of another op's call
     if (!here || (at_level && !(only_recorded && only_transforms() && Recording::in_python == 0)) ||
         !are_plain(torch::jit::last(*stack, op.schema().arguments().size()), at_level, tracked, dual) ||
         (dual && tracked)) {
@@ -44,7 +44,7 @@ struct CustomKernel : public c10::OperatorKernel {
     }
   }
 
-  // Without a table tracked calls are Python's. A call may read one that was replaced: all stay.
+  // Without a table, Python serves tracked calls. A running call may read a replaced table, so all tables are kept.
   void track(std::shared_ptr<const Table> rule) {
     table.store(rule.get(), std::memory_order_release);
     if (rule) tables_.push_back(std::move(rule));
@@ -52,18 +52,19 @@ struct CustomKernel : public c10::OperatorKernel {
 
   std::atomic<bool> acts{false};  // else Python has an error for all calls, or a whole autograd kernel
   bool only_recorded = false;     // Python checks the arguments of other calls
-  bool only_tensors = false;      // are its results
+  bool only_tensors = false;      // all results are tensors
   std::atomic<const Table*> table{nullptr};
 
  private:
-  // A formula that is called in a recording has its kernel recorded, too.
+  // The kernel of a formula that is called in a recording is recorded, too.
   Recordings* kernel() { return only_recorded && only_tensors ? &recordings_ : nullptr; }
 
   static bool is_constant(const Table& rule) {
     return std::none_of(rule.differentiable.begin(), rule.differentiable.end(), [](bool yes) { return yes; });
   }
 
-  // At a level, where an argument has a tangent: by the jvp, or by the operators that the formula's body calls.
+  // Serves a call at a level with a tangent on an argument, by the jvp or by the operators that the formula's body
+  // calls.
   void with_tangents(const Table* rule, const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     if (rule != nullptr && rule->pushes) return push_forward(*rule, op, keys, stack, /*numbers=*/false);
     const auto call = [&](Stack* values) {
@@ -89,7 +90,7 @@ struct CustomKernel : public c10::OperatorKernel {
   Recordings recordings_, recordings_of_duals_;
 };
 
-// A formula under vmap: Python runs its body on batched tensors, and what that calls is recorded.
+// A formula under vmap: Python runs its body on batched tensors, and the operators that it calls are recorded.
 struct BatchedKernel : public c10::OperatorKernel {
   explicit BatchedKernel(c10::SafeKernelFunction python_kernel) : python(std::move(python_kernel)) {}
 
@@ -121,7 +122,7 @@ inline std::map<int64_t, CoveredOp> covered_ops;
 }  // namespace manualgrad
 
 // Covers the kernel at Autograd that Python has registered for a custom op without lists of tensors. Returns a number
-// for it; at first the kernel hands on all calls. `only_recorded`: it serves calls in recordings, and no others.
+// for it. At first the kernel passes on all calls. `only_recorded`: it serves only calls in recordings.
 MANUALGRAD_API int64_t manualgrad_calls_custom_attach(const char* name, const char* overload, int64_t only_recorded) {
   using namespace manualgrad;
   static int64_t count = 0;
@@ -145,8 +146,8 @@ MANUALGRAD_API int64_t manualgrad_calls_custom_attach(const char* name, const ch
   });
 }
 
-// Whether it serves the calls that it can. Tracked calls are Python's until it is given a table.
-// `batched`: and those under vmap.
+// Sets whether the kernel serves the calls that it can. Python serves tracked calls until the kernel gets a table.
+// `batched`: whether it also serves calls under vmap.
 MANUALGRAD_API int64_t manualgrad_calls_custom_act(int64_t op, int64_t yes, int64_t batched) {
   using namespace manualgrad;
   return guarded([&]() -> int64_t {
@@ -158,7 +159,7 @@ MANUALGRAD_API int64_t manualgrad_calls_custom_act(int64_t op, int64_t yes, int6
   });
 }
 
-// The rule that tracked calls follow.
+// Sets the rule that tracked calls follow.
 MANUALGRAD_API int64_t manualgrad_calls_custom_track(int64_t op, int64_t table) {
   using namespace manualgrad;
   return guarded([&]() -> int64_t {
@@ -167,7 +168,7 @@ MANUALGRAD_API int64_t manualgrad_calls_custom_track(int64_t op, int64_t table) 
   });
 }
 
-// Takes the kernel away. A thread that is inside of it crashes.
+// Unregisters the kernel. A thread inside of it would crash.
 MANUALGRAD_API int64_t manualgrad_calls_custom_detach(int64_t op) {
   using namespace manualgrad;
   return guarded([&]() -> int64_t { return static_cast<int64_t>(covered_ops.erase(op)); });

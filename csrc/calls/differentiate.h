@@ -35,7 +35,7 @@ inline bool used(const Table& table, int64_t tensor, const std::vector<bool>& wa
   return false;
 }
 
-// Keeps in the node what the rule asks for. `kept` are the arguments, `made` those of them that were made of numbers.
+// Saves in the node what the rule needs. `kept` are the arguments, `made` those of them that were made from numbers.
 template <class Made>
 void save(const Table& table, Made& node, const std::vector<IValue>& kept, c10::ArrayRef<IValue> results,
           const std::vector<bool>& wanted, const std::vector<const c10::TensorImpl*>& made) {
@@ -46,7 +46,7 @@ void save(const Table& table, Made& node, const std::vector<IValue>& kept, c10::
   node->constants.reserve(table.constants.size() + table.facts.size());
   for (const int64_t place : table.constants) node->constants.push_back(known(place));
   for (const auto& [place, what] : table.facts) node->constants.push_back(fact(known(place), what));
-  if (table.lists) {  // what is one sequence here, Python takes apart
+  if (table.lists) {  // Python splits the flat sequence again
     const auto lengths = [&](const std::vector<int64_t>& places) {
       std::vector<int64_t> found;
       for (const int64_t place : places) {
@@ -69,7 +69,7 @@ void save(const Table& table, Made& node, const std::vector<IValue>& kept, c10::
       }
       const at::Tensor& x = value.toTensor();
       c10::TensorImpl* const impl = x.unsafeGetTensorImpl();
-      // by the mark of a number PyTorch tells what it does not give to hooks on saved tensors
+      // PyTorch does not pass tensors that are marked as numbers to hooks on saved tensors
       const bool number = std::find(made.begin(), made.end(), impl) != made.end();
       if (number) impl->set_wrapped_number(true);
       node->save(x, is_result && x.grad_fn().get() == node.get());
@@ -78,7 +78,7 @@ void save(const Table& table, Made& node, const std::vector<IValue>& kept, c10::
   }
 }
 
-// Calls a kernel of an operator without lists of tensors: plays what is recorded of it, or `call`s it.
+// Calls a kernel of an operator without lists of tensors: plays its recording, or `call`s it.
 inline void call_recorded(const c10::OperatorHandle& op, Stack* stack, Recordings& recordings, bool in_call,
                           const std::function<void(Stack*)>& call) {
   const size_t n = op.schema().arguments().size();
@@ -107,7 +107,7 @@ inline void below(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* sta
   call_recorded(op, stack, *recordings, /*in_call=*/false, [&](Stack* values) { below(op, keys, values); });
 }
 
-// A level's wrapper hides a lazy conjugation, as of cuSOLVER's Vh, from views.
+// A level's wrapper hides a lazy conjugation, such as that of cuSOLVER's Vh, from views.
 inline void resolve_conjugates(Stack* stack, size_t outputs) {
   const at::AutoDispatchBelowADInplaceOrView guard;
   const auto resolved = [](const at::Tensor& y) { return y.defined() && y.is_conj() ? y.resolve_conj() : y; };
@@ -122,14 +122,14 @@ inline void resolve_conjugates(Stack* stack, size_t outputs) {
   }
 }
 
-// With `stock`: its node is asked for the gradients before the rule is. With `recordings`: of the operator's kernel.
-// `at_level`: of torch.func.
+// With `stock`, its node is tried for the gradients before the rule. `recordings` are those of the operator's kernel.
+// `at_level`: at a level of torch.func.
 inline void differentiate(const Table& table, const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack,
                           bool numbers, const c10::SafeKernelFunction* stock, Recordings* recordings = nullptr,
                           bool at_level = false) {
   ++counts.plain;
   const size_t n = op.schema().arguments().size(), outputs = table.differentiable.size();
-  // the call takes the arguments off the stack: what is kept of them is copied before
+  // the call takes the arguments off the stack, so those that are kept are copied before
   std::vector<IValue> kept = torch::jit::last(*stack, n).vec();
   edge_list edges;
   edges.reserve(table.tensors.size());
@@ -145,10 +145,10 @@ inline void differentiate(const Table& table, const c10::OperatorHandle& op, Dis
   }
   auto node = make_rule_node<>(table.type, table);
   node->set_next_edges(std::move(edges));
-  // stock may have no derivative in one of these arguments, where the rule has
+  // stock may lack a derivative with respect to one of these arguments, which the rule has
   if (stock == nullptr || !taken(*stock, op, keys, stack, kept)) below(op, keys, stack, recordings);
   if (at_level) resolve_conjugates(stack, outputs);
-  std::vector<const c10::TensorImpl*> made;  // of numbers
+  std::vector<const c10::TensorImpl*> made;  // from numbers
   if (numbers) made = numbers_as_tensors(table.tensors, kept);
 
   edge_list of_stock;
@@ -200,9 +200,8 @@ inline void differentiate(const Table& table, const c10::OperatorHandle& op, Dis
   save(table, node, kept, results, wanted, made);
 }
 
-// A plain call of the operator's in-place form, which is tracked. False, and nothing has happened, where it is for
-// Python: where the derivative keeps what is overwritten, or more than this tensor's history changes, or PyTorch has an
-// error for it.
+// A plain, tracked call of the operator's in-place form. Returns false and does nothing if Python has to serve the
+// call: if the derivative saves what is overwritten, if more than this tensor's history changes, or if PyTorch raises.
 inline bool differentiate_in_place(const Table& table, const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack,
                                    bool numbers) {
   const size_t n = op.schema().arguments().size();
@@ -239,7 +238,7 @@ inline bool differentiate_in_place(const Table& table, const c10::OperatorHandle
   auto node = make_rule_node<>(table.type, table);
   node->set_next_edges(std::move(edges));
   {
-    const at::AutoDispatchBelowAutograd guard;  // and not below what counts its version
+    const at::AutoDispatchBelowAutograd guard;  // but not below the kernel that increments its version
     op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
   }
   std::vector<const c10::TensorImpl*> made;

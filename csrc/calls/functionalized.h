@@ -1,8 +1,8 @@
-// Calls that functorch sees first, with a Python number in the place of a tensor.
+// Calls that functorch sees first, with a Python number in place of a tensor.
 //
-// A tensor is made of the number before functorch wraps it (core/override/kernels.py says why), under a mode by Python.
-// Under functionalize nothing is wrapped, and a graph that is traced there is to keep its numbers: such a call never
-// enters Python, where the number could not be handed on.
+// The number is converted to a tensor before functorch wraps it (core/override/kernels.py says why); under a mode,
+// Python does this. Under functionalize nothing is wrapped, and a graph that is traced there must keep its numbers.
+// Such a call never enters Python, which could not pass the number on.
 #pragma once
 
 #include "guarded.h"
@@ -54,7 +54,8 @@ inline std::map<std::string, c10::RegistrationHandleRAII> numbers_registrations;
 
 }  // namespace manualgrad
 
-// Covers the kernel that Python has registered for the operator before functorch; called before that with python = 0.
+// Covers the kernel that Python has registered for the operator before functorch. Called with python = 0 before that
+// registration.
 MANUALGRAD_API int64_t manualgrad_calls_numbers_attach(const char* name, const char* overload, int64_t python) {
   using namespace manualgrad;
   return guarded([&]() -> int64_t {
@@ -72,7 +73,7 @@ MANUALGRAD_API int64_t manualgrad_calls_numbers_attach(const char* name, const c
   });
 }
 
-// Takes all of these kernels away.
+// Unregisters all of these kernels.
 MANUALGRAD_API int64_t manualgrad_calls_numbers_detach() {
   return manualgrad::guarded([]() -> int64_t {
     manualgrad::numbers_registrations.clear();

@@ -1,5 +1,5 @@
-// Calls of compiled functions: the node, what it saves, and which graph its backward runs are here. Python compiles the
-// graphs, derives the rules (torch_manualgrad/compiling) and runs one graph at a time.
+// Calls of compiled functions: the node, its saved tensors, and the choice of the graph that its backward runs. Python
+// compiles the graphs, derives the rules (torch_manualgrad/compiling) and runs one graph at a time.
 #pragma once
 
 #include "guarded.h"
@@ -31,9 +31,9 @@ struct Graph {
 };
 using GraphPointer = std::shared_ptr<const Graph>;
 
-// How calls of a graph are differentiated, where certain arguments require grad.
+// How calls of a graph are differentiated if certain arguments require grad.
 struct GraphRule {
-  // A function and its residuals up to some order have a backward.
+  // The backward of a function and of its residuals up to some order.
   struct Level {
     int64_t outputs;                      // how many results it has cotangents for
     std::vector<int64_t> smooth, wanted;  // the results that have cotangents, the arguments that have gradients
@@ -44,11 +44,11 @@ struct GraphRule {
     std::vector<int64_t> places;  // the arguments whose gradients it returns
   };
 
-  // For the cotangents and the gradients that these bits say.
+  // The backward for the cotangents and the gradients that these bits select.
   Backward backward(size_t level, const std::vector<bool>& given, const std::vector<bool>& wanted) const;
 
   int64_t number = 0;
-  PyObject* owner = nullptr;  // of this rule, in Python. Nodes keep it alive, and it the graphs.
+  PyObject* owner = nullptr;  // of this rule, in Python. Nodes keep it alive, and it keeps the graphs alive.
   std::string node;           // the name of nodes
   int64_t own = 0;            // how many results of the forward are the function's; residuals follow
   GraphPointer forward;
@@ -97,7 +97,7 @@ inline GraphRule::Backward GraphRule::backward(size_t level, const std::vector<b
 
 variable_list call_graph(const GraphPointer& graph, const variable_list& values);
 
-// Where a result lies in the memory of an argument, or of an earlier result, writes to either count for both.
+// If a result shares memory with an argument or an earlier result, writes to either count for both.
 inline void share_versions(const at::Tensor& y, at::TensorList others, size_t count) {
   if (!y.has_storage() || y.is_inference()) return;
   const auto* const memory = y.storage().unsafeGetStorageImpl();
@@ -116,7 +116,7 @@ inline void share_all_versions(at::TensorList results, at::TensorList values) {
   }
 }
 
-// Runs a graph; nothing tracks it.
+// Runs a graph without tracking.
 inline variable_list run_graph(const Graph& graph, const variable_list& values) {
   TORCH_CHECK(values.size() == graph.strides.size(), "torch_manualgrad: a compiled graph has ", graph.strides.size(),
               " arguments, got ", values.size());
@@ -126,7 +126,7 @@ inline variable_list run_graph(const Graph& graph, const variable_list& values) 
   for (size_t i = 0; i < values.size(); ++i) {
     const at::Tensor& x = values[i];
     const at::IntArrayRef strides = graph.strides[i];
-    const auto dtype = graph.dtypes[i];  // a hook on saved tensors, or who calls a node, may give another
+    const auto dtype = graph.dtypes[i];  // a hook on saved tensors, or a caller of a node, may pass another one
     const bool fits = x.strides() == strides && x.scalar_type() == dtype;
     given.push_back(fits ? x : at::empty_strided(x.sizes(), strides, x.options().dtype(dtype)).copy_(x));
   }
@@ -136,18 +136,18 @@ inline variable_list run_graph(const Graph& graph, const variable_list& values) 
   return results;
 }
 
-// The same by Python, tracked.
+// The same in Python, with tracking.
 inline variable_list call_graph_in_python(const Graph& graph, const variable_list& values) {
   static const PythonOp call("manualgrad_calls::call_graph");
   return call({graph.number, c10::List<at::Tensor>(values)}).toTensorVector();
 }
 
-// An argument of a call, with its history as it was then: the variable itself may get this call's node for its history,
-// by a write in place, and node and variable would keep each other alive.
+// An argument of a call, with its history at that time. A later in-place write may make this call's node the history of
+// the variable itself, and then node and variable would keep each other alive.
 struct Input {
   explicit Input(const at::Tensor& x) : version(x.is_inference() ? 0 : static_cast<int64_t>(x._version())) {
     if (x.is_inference() || (x.is_leaf() && x.requires_grad())) {
-      value = x;  // cannot be written to where that is tracked
+      value = x;  // a tracked write to it would raise
       return;
     }
     const c10::TensorImpl* const impl = x.unsafeGetTensorImpl();
@@ -195,7 +195,7 @@ struct GraphNode : public Node {
     }
     for (at::Tensor& g : grads) g = alive(std::move(g));
     if (auto found = served(needed, tensors, grads)) return *std::move(found);
-    variable_list arguments(needed.size());  // where they are freed, only residuals that were not kept need them
+    variable_list arguments(needed.size());  // undefined if freed: only residuals that were not kept need them
     std::vector<int64_t> versions;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -277,14 +277,14 @@ struct GraphNode : public Node {
     }
   }
 
-  // Which inputs require grad, whatever this backward is asked for.
+  // Which inputs require grad, whichever gradients this backward has to return.
   std::vector<bool> followed() const {
     std::vector<bool> found(num_outputs());
     for (size_t i = 0; i < found.size(); ++i) found[i] = next_edge(i).is_valid();
     return found;
   }
 
-  // The first level whose results include all that have cotangents, of which there is one.
+  // The first level whose results include all results with cotangents. At least one result has a cotangent.
   size_t level_of(const variable_list& grads) const {
     int64_t last = static_cast<int64_t>(grads.size()) - 1;
     while (!grads[last].defined()) --last;
@@ -292,7 +292,7 @@ struct GraphNode : public Node {
     return std::find_if(levels.begin(), levels.end(), [&](const auto& l) { return last < l.outputs; }) - levels.begin();
   }
 
-  // The gradients by a graph; nothing where that is for Python.
+  // The gradients from a graph; nothing if Python has to compute them.
   std::optional<variable_list> served(const std::vector<bool>& needed, const variable_list& tensors,
                                       const variable_list& grads) const {
     const auto is_plain = [](const at::Tensor& x) { return !x.defined() || plain(x); };
@@ -323,7 +323,7 @@ struct GraphNode : public Node {
     return found;
   }
 
-  // The gradients by Python.
+  // The gradients from Python.
   static variable_list pull_back(const GraphRule& rule, const std::vector<bool>& needed, const variable_list& tensors,
                                  const variable_list& inputs, const std::vector<int64_t>& versions,
                                  const variable_list& grads) {
@@ -339,7 +339,7 @@ struct GraphNode : public Node {
   const c10::SafePyObject owner_;
 };
 
-// A call that is tracked.
+// A tracked call.
 inline variable_list differentiate_graph(const GraphRulePointer& shared, const variable_list& values) {
   const GraphRule& rule = *shared;
   ++counts.plain;
@@ -409,7 +409,7 @@ TORCH_LIBRARY_FRAGMENT(manualgrad_calls, library) {
   library.def("dtype(Tensor x) -> int", [](const at::Tensor& x) { return static_cast<int64_t>(x.scalar_type()); });
 }
 
-// Numbers from Python: lists have their length before them.
+// Numbers from Python; each list is preceded by its length.
 struct Numbers {
   int64_t one() { return *next++; }
   std::vector<int64_t> list() {

@@ -1,4 +1,4 @@
-// What Python calls returns -1 where it fails, and the message of the error is asked for then.
+// Functions for Python return -1 if they fail; Python then reads the message of the error.
 #pragma once
 
 #include "table.h"
@@ -26,10 +26,10 @@ struct Silent : public c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
-// Puts a kernel over the one that Python has registered.
+// Registers a kernel over the one that Python has registered.
 template <class Kernel>
 c10::RegistrationHandleRAII covered(const c10::OperatorHandle& op, DispatchKey key, std::unique_ptr<Kernel> kernel) {
-  Silent silent;  // PyTorch says once a process that a kernel is overridden: that is the point
+  Silent silent;  // PyTorch warns once per process that a kernel is overridden, which is intended here
   const c10::WarningUtils::WarningHandlerGuard guard(&silent);
   return c10::Dispatcher::singleton().registerImpl(op.operator_name(), key,
                                                    c10::KernelFunction::makeFromBoxedFunctor(std::move(kernel)),

@@ -1,9 +1,9 @@
 // Calls on PyTorch's strided nested tensors that stay with PyTorch, without Python.
 //
-// PyTorch's nodes for some calls are right in first order where a cotangent lies in memory as PyTorch expects, and
-// compute by backward operators that have derivatives of ours. Such a call is PyTorch's own. Its node gets a hook,
-// which puts cotangents in order, and by which the operators that the node calls know, whenever the backward comes,
-// that they are part of what was begun here. torch_manualgrad/nested/strided.py says which calls these are.
+// PyTorch's nodes for some calls are right in first order if a cotangent has the memory layout that PyTorch expects,
+// and they call backward operators that have derivatives of ours. Such a call stays with PyTorch. Its node gets a hook,
+// which puts cotangents in order and marks the node: the operators that a marked node calls are replaced whenever its
+// backward runs. torch_manualgrad/nested/strided.py lists these calls.
 //
 // A kernel at the dispatch key AutogradNestedTensor decides between
 //   stock    nothing is active, nothing is differentiated, or the call stays with PyTorch.
@@ -43,8 +43,8 @@ struct InOrder : public torch::autograd::FunctionPreHook {
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
 };
 
-// Where autograd tracks the backward, PyTorch's node of silu computes it by operators that strided tensors do not have,
-// in place of silu_backward. So tracking is off while the node runs, and our silu_backward tracks what it does.
+// If autograd tracks the backward, PyTorch's node of silu calls operators that strided tensors do not have, instead of
+// silu_backward. So tracking is off while the node runs, and our silu_backward tracks what it does.
 thread_local bool silu_tracked = false;
 
 struct StopTracking : public InOrder {
@@ -78,8 +78,8 @@ bool continues() {
   return node && is_marked(*node);
 }
 
-// Which tracked calls stay with PyTorch, as core/override/compiled_nested.py says: of both layouts, and with gradients
-// of dense arguments.
+// Which tracked calls of an operator stay with PyTorch, as core/override/compiled_nested.py defines them: whether
+// jagged ones too, and those with gradients of dense arguments.
 enum Way : int64_t { kNone = 0, kStays = 1, kJagged = 2, kParameters = 4, kSilu = 8, kSiluBackward = 16 };
 
 bool mark_node(const NodePointer& node) {
@@ -156,8 +156,8 @@ struct NestedKernel : public c10::OperatorKernel {
     return (x.key_set().raw_repr() & ~keys.raw_repr()) == 0 && !has_tangent(x);
   }
 
-  // What PyTorch refuses of jagged tensors it refuses in Python, where it is to be caught. It takes what its graph
-  // calls, and these operators of one jagged tensor and numbers.
+  // PyTorch refuses calls on jagged tensors in Python, where the error must be caught. It takes the calls of its own
+  // graph, and these operators on one jagged tensor and numbers.
   bool taken_if_jagged(Arguments arguments) const {
     const at::Tensor* first = nullptr;
     bool numbers = true;
@@ -176,7 +176,7 @@ struct NestedKernel : public c10::OperatorKernel {
   static bool requires_grad(const IValue& value) { return is_tensor(value) && value.toTensor().requires_grad(); }
 
   bool stays(Arguments arguments) const {
-    // hooks may raise what is not to be caught, or not take nested tensors
+    // hooks may raise errors that must not be caught, or may not take nested tensors
     if (!(way & kStays) || !at::SavedTensorDefaultHooks::get_tls_state().stack.empty()) return false;
     const at::Tensor* first = nullptr;
     for (const IValue& value : arguments) {
@@ -200,7 +200,7 @@ struct NestedKernel : public c10::OperatorKernel {
   const c10::SafeKernelFunction stock, python;
 };
 
-// At NestedTensorCPU, which PyTorch's graphs come to too.
+// At NestedTensorCPU, which calls of PyTorch's graphs reach too.
 struct BufferKernel : public c10::OperatorKernel {
   using Function = at::Tensor (*)(Arguments);
 
@@ -222,8 +222,8 @@ struct BufferKernel : public c10::OperatorKernel {
   const c10::SafeKernelFunction stock;
 };
 
-// PyTorch's view of a buffer, whose node takes the buffer of a cotangent for that of one in order; the node of values()
-// computes by it too.
+// PyTorch's view of a buffer. Its node assumes that the components of a cotangent are in order in the buffer; the node
+// of values() calls it too.
 struct ViewKernel : public c10::OperatorKernel {
   explicit ViewKernel(c10::SafeKernelFunction stock_kernel) : stock(std::move(stock_kernel)) {}
 
@@ -269,8 +269,8 @@ TORCH_LIBRARY_FRAGMENT(manualgrad_calls, library) {
   library.impl("nested_pieces", DispatchKey::AutogradNestedTensor, nested_pieces);
 }
 
-// Before Python registers its kernel at AutogradNestedTensor for the operator: what is there now is what stock calls go
-// to.
+// Called before Python registers its kernel at AutogradNestedTensor for the operator: stock calls go to the kernel that
+// is there now.
 MANUALGRAD_API int64_t manualgrad_calls_nested_before(const char* name, const char* overload) {
   return guarded([&]() -> int64_t {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
@@ -280,7 +280,7 @@ MANUALGRAD_API int64_t manualgrad_calls_nested_before(const char* name, const ch
   });
 }
 
-// After that: covers the kernel. `way`: which tracked calls stay with PyTorch.
+// Called after that: covers the kernel. `way`: which tracked calls stay with PyTorch.
 MANUALGRAD_API int64_t manualgrad_calls_nested_attach(const char* name, const char* overload, int64_t way) {
   return guarded([&]() -> int64_t {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
@@ -290,7 +290,7 @@ MANUALGRAD_API int64_t manualgrad_calls_nested_attach(const char* name, const ch
   });
 }
 
-// Registers what computes on the whole buffer, and the view of one.
+// Registers the kernels that compute on the whole buffer, and that of a view of a buffer.
 MANUALGRAD_API int64_t manualgrad_calls_nested_attach_buffers() {
   return guarded([&]() -> int64_t {
     for (const OnBuffer& one : kOnBuffers) {
@@ -304,7 +304,7 @@ MANUALGRAD_API int64_t manualgrad_calls_nested_attach_buffers() {
   });
 }
 
-// Takes all of these kernels away, if there are any. A thread that is inside of one crashes.
+// Unregisters all of these kernels, if there are any. A thread inside of one would crash.
 MANUALGRAD_API int64_t manualgrad_calls_nested_detach() {
   return guarded([&]() -> int64_t {
     registrations.clear();
@@ -312,7 +312,7 @@ MANUALGRAD_API int64_t manualgrad_calls_nested_detach() {
   });
 }
 
-// To be called before a jagged tensor carries a tangent.
+// Must be called before a jagged tensor carries a tangent.
 MANUALGRAD_API void manualgrad_calls_nested_tangents() { tangents = true; }
 
 // Whether this thread is in the backward of a call that stayed with PyTorch.

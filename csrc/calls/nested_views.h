@@ -18,8 +18,8 @@ struct Pieces {
   std::vector<int64_t> starts, lengths;
 };
 
-// The gradient of a nested tensor, given those of pieces of it, in order: zeros where there is none. Of differentiable
-// operators, which read cotangents by components, however these lie in memory.
+// The gradient of a nested tensor, given those of its pieces in order; zeros where there is none. It consists of
+// differentiable operators, which read cotangents component by component, in any memory layout.
 struct PiecesBackward : public Node {
   PiecesBackward(const at::Tensor& x, Pieces p)
       : pieces(std::move(p)), sizes(nested(x)->get_nested_sizes()), options(x.options()) {}
@@ -31,7 +31,7 @@ struct PiecesBackward : public Node {
       return {at::Tensor()};
     std::optional<at::AutoDispatchBelowADInplaceOrView> untracked;
     if (!c10::GradMode::is_enabled()) untracked.emplace();
-    std::vector<variable_list> parts;  // of each piece, by components
+    std::vector<variable_list> parts;  // the components of each piece
     for (const at::Tensor& g : grads) {
       parts.push_back(!g.defined() ? variable_list() : g.is_nested() ? g.unbind() : variable_list{g});
     }
@@ -76,8 +76,8 @@ struct PiecesBackward : public Node {
   const at::TensorOptions options;
 };
 
-// `views` of x, which PyTorch has made below autograd, as outputs of one node. To write to one of them raises, as
-// PyTorch does it for several views that are the results of one call, or made where it is not to look.
+// `views` of x, which PyTorch has made below autograd, as outputs of one node. Writing to one of them raises, as for
+// PyTorch's views that are several results of one call, or that a custom function has made.
 inline std::vector<at::Tensor> nested_pieces(const at::Tensor& x, at::TensorList views, int64_t dim,
                                              at::IntArrayRef starts, at::IntArrayRef lengths) {
   using torch::autograd::CreationMeta;

@@ -51,14 +51,14 @@ struct RuleNode : public Node {
     const std::lock_guard<std::mutex> lock(mutex_);
     TORCH_CHECK(!released, "Calling register_hooks on a saved tensor after it has been freed.");
     saved.at(place).register_hooks(std::move(hooks));
-    stock = StockVjp();  // which has what it saved from before the hooks
+    stock = StockVjp();  // its saved tensors are older than the hooks
   }
 
   variable_list apply(variable_list&& grads) override {
     if (stock && serves(grads)) {
       if (auto found = stock.gradients(grads, num_outputs())) return *std::move(found);
     }
-    // to unpack may run any code of the user's, which no guard may reach
+    // unpacking may run any user code, which must not run under a guard
     variable_list tensors;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -123,7 +123,7 @@ struct RuleNode : public Node {
     return saved.at(place).unpack(of_result ? owner() : NodePointer());
   }
 
-  // Whether the gradients of PyTorch's node are the rule's, but for zeros: not where these are differentiated again.
+  // Whether the gradients of PyTorch's node are the rule's, except for zeros: not if they are differentiated again.
   bool serves(const variable_list& grads) {
     if (c10::GradMode::is_enabled() || !plain_thread() || !no_autocast()) return false;
     bool any = false;
@@ -144,7 +144,7 @@ struct RuleNode : public Node {
     }
   }
 
-  // Which inputs require grad, whatever this backward is asked for.
+  // Which inputs require grad, whichever gradients this backward has to return.
   std::vector<bool> needed() const {
     std::vector<bool> found(num_outputs());
     for (size_t i = 0; i < found.size(); ++i) found[i] = next_edge(i).is_valid();
@@ -185,8 +185,8 @@ struct RuleNode : public Node {
     return vjp.declines > 1 && report_in_python(table);
   }
 
-  // Whether the gradient is to be differentiated again. The function that torch.func.vjp returns runs in grad mode
-  // with tensors that nothing tracks: its gradients are not.
+  // Whether the gradient may be differentiated again. The function that torch.func.vjp returns runs in grad mode with
+  // untracked tensors: its gradients are not.
   static bool is_tracked(const variable_list& tensors) {
     return c10::GradMode::is_enabled() && std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& x) {
              return x.defined() && x.requires_grad();
@@ -269,8 +269,8 @@ struct RuleNode : public Node {
   }
 };
 
-// The pointer type is a parameter, so that what the release at hand lacks (deleteNode, make_intrusive of a node) is not
-// looked up.
+// The pointer type is a parameter, so that functions that this release of torch lacks (deleteNode, make_intrusive of a
+// node) are not looked up.
 template <class Pointer, class Made, class... Arguments>
 auto make_node(Arguments&&... arguments) {
   if constexpr (std::is_same_v<Pointer, std::shared_ptr<Node>>) {

@@ -1,12 +1,12 @@
-// What is asked of Python: the kernels of manualgrad_calls, which are in core/override/compiled_calls.py.
+// Calls into Python: the kernels of manualgrad_calls, which are in core/override/compiled_calls.py.
 #pragma once
 
 #include "table.h"
 
 namespace manualgrad {
 
-// An operator called past the dispatcher: that sees no tensors in a tuple, and what autograd tracks and transforms see
-// are the operators that the kernel calls.
+// An operator called without the dispatcher, which sees no tensors in a tuple. Autograd and transforms see the
+// operators that the kernel calls.
 struct PythonOp {
   explicit PythonOp(const char* name)
       : op(c10::Dispatcher::singleton().findSchemaOrThrow(name, "")),
@@ -29,7 +29,7 @@ inline IValue tuple_of(const variable_list& list) {
   return c10::ivalue::Tuple::create(std::move(found));
 }
 
-// The rule's vjp. `finite`: in plain arithmetic, whose results serve if they are finite.
+// The rule's vjp. `finite`: in plain arithmetic, whose results are used only if they are finite.
 inline variable_list pull_back_in_python(const Table& table, const std::vector<bool>& needed,
                                          const variable_list& tensors, const std::vector<IValue>& constants,
                                          const variable_list& grads, bool finite = false) {
@@ -56,7 +56,7 @@ inline variable_list push_forward_in_python(const Table& table, const variable_l
   return result;
 }
 
-// Let the rule report what its compiled formula found; true.
+// Lets the rule report what its compiled formula found. Returns true.
 inline bool report_in_python(const Table& table) {
   static const PythonOp report("manualgrad_calls::report");
   return report({table.rule}).toBool();

@@ -1,4 +1,4 @@
-// How vjps are recorded, proven and played: what recorded.h declares.
+// How vjps are recorded, proven and played; declared in recorded.h.
 #include "recorded.h"
 
 #include "guarded.h"
@@ -27,7 +27,7 @@ namespace manualgrad {
 namespace {
 
 constexpr size_t kMostKeys = 256;     // of one rule; then all are forgotten
-constexpr int64_t kMostRefused = 16;  // a rule of which so many keys were refused, and none recorded, is left alone
+constexpr int64_t kMostRefused = 16;  // a rule with this many refused keys, and no recorded one, is no longer recorded
 constexpr size_t kMostSteps = 4096;
 
 std::atomic<int64_t> generation{0};
@@ -54,8 +54,8 @@ bool is_in_python(const c10::OperatorName& name) {
   return python_ops.count(name) > 0;
 }
 
-// Operators that only call others: which, depends on sizes, strides, dtypes and the bits of their arguments. Not where
-// a rule has a kernel for one.
+// Operators that only call other operators, which depend on the sizes, strides, dtypes and bits of the arguments.
+// Operators for which a rule has a kernel are excluded.
 bool is_composite(const c10::OperatorName& name) {
   static const std::set<std::string> names{
       "aten::__and__",     "aten::__or__",     "aten::adjoint",     "aten::broadcast_tensors",
@@ -72,7 +72,7 @@ bool is_composite(const c10::OperatorName& name) {
          !op->hasKernelForDispatchKey(DispatchKey::AutogradCUDA);
 }
 
-// Operators that return what the key of a recording tells.
+// Operators whose results are determined by the key of a recording.
 bool is_of_metadata(const std::string& name) {
   static const std::set<std::string> names{"aten::promote_types", "aten::result_type", "aten::can_cast",
                                            "aten::is_same_size"};
@@ -81,7 +81,7 @@ bool is_of_metadata(const std::string& name) {
 
 // ---- keys -----------------------------------------------------------------------------------------------------------
 
-// All that a formula may depend on, as numbers. False where it cannot be written down.
+// All that a formula may depend on, as numbers. Functions return false for what cannot be expressed as numbers.
 class Key {
  public:
   bool add(const variable_list& tensors) {
@@ -141,7 +141,7 @@ class Key {
   }
 
   std::vector<int64_t> numbers;
-  bool transformed = false;  // transforms of torch.func run
+  bool transformed = false;  // transforms of torch.func are active
 
  private:
   // A formula may ask what follows a whole batch outside (`is_followed_outside`).
@@ -171,7 +171,7 @@ class Key {
 
 // ---- recording ------------------------------------------------------------------------------------------------------
 
-// Follows the operators that are called on this thread while it exists.
+// Records the operators that are called on this thread while it exists.
 class Recorder {
  public:
   Recorder(const variable_list& tensors, const variable_list& grads) : before_(current) {
@@ -197,7 +197,7 @@ class Recorder {
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
-  // Whether what was called gives these results from what the formula was given.
+  // Whether the recorded calls compute these results from the formula's arguments.
   bool finish(const variable_list& results) {
     for (const at::Tensor& x : results) {
       const int64_t n = x.defined() ? number(x) : -1;
@@ -205,7 +205,7 @@ class Recorder {
       made.results.push_back(n);
     }
     if (!refusal.empty()) return false;
-    // what nothing reads any more is let go at once
+    // values are released once nothing reads them any more
     std::vector<int64_t> reader(made.values, -1);
     for (size_t i = 0; i < made.steps.size(); ++i) {
       for (const Operand& operand : made.steps[i].operands) {
@@ -245,9 +245,10 @@ class Recorder {
 
   static std::unique_ptr<at::ObserverContext> begins(const at::RecordFunction& function) {
     if (current == nullptr) return nullptr;
-    // what it calls is recorded in its place: of our operators in Python, of composite ones, and of autograd's engine
+    // for our operators in Python, composite ones and autograd's engine, the operators that they call are recorded
+    // instead
     const auto name = function.operator_name();
-    // Under a transform that calls them in the middle of a call, which nothing can be called in again.
+    // not under a transform: there the operators are called in the middle of a call, and cannot be called there again
     const bool through =
         !name || (!current->transformed_ && ((!is_tracking() && is_in_python(*name)) || is_composite(*name)));
     if (current->depth_ == 0 && through) return std::make_unique<LookedThrough>();
@@ -335,11 +336,11 @@ class Recorder {
     int64_t known = number(x);
     if (known < 0) known = saved_number(x);
     if (known >= 0) {
-      // torch.tensor asks for memory, and fills it without an operator
+      // torch.tensor allocates memory, and fills it without an operator
       if (empty_.erase(known) > 0 && !written) refuse("a tensor that no operator has filled: " + called_);
       return known;
     }
-    // a number of Python's in a tensor is a constant; another tensor comes from where no operator was seen
+    // a Python number in a tensor is a constant; any other tensor was made without an operator
     if (written || x.dim() > 0 || !x.unsafeGetTensorImpl()->is_wrapped_number()) {
       refuse("a tensor that no operator made: " + called_);
       return -1;
@@ -362,7 +363,7 @@ class Recorder {
     return found == numbers_.end() ? -1 : found->second;
   }
 
-  // A node of autograd that saves a tensor gives another one back, of the same memory.
+  // A node of autograd that saves a tensor returns another tensor with the same memory.
   int64_t saved_number(const at::Tensor& x) const {
     if (!x.has_storage()) return -1;
     int64_t found = -1;
@@ -378,7 +379,7 @@ class Recorder {
     return found;
   }
 
-  // Weak references: the data may go, and nothing else gets the addresses.
+  // Weak references: the data may be freed, but the addresses are not reused.
   struct Known {
     int64_t number;
     const c10::StorageImpl* memory;
@@ -425,7 +426,7 @@ class Recorder {
   std::string called_;
   std::unordered_map<const c10::TensorImpl*, int64_t> numbers_;
   std::vector<Known> known_;
-  std::set<int64_t> empty_;  // values of which nothing is written yet
+  std::set<int64_t> empty_;  // values that have not been written to yet
   std::set<const c10::StorageImpl*> given_;
 };
 
@@ -443,7 +444,7 @@ bool same_values(const at::Tensor& x, const at::Tensor& y) {
     return x.unsafeGetTensorImpl()->key_set() == y.unsafeGetTensorImpl()->key_set() && same_in_python(x, y) &&
            one.defined() == other.defined() && (!one.defined() || same_values(one, other));
   }
-  // a device's sums may differ from run to run, and would have to be waited for
+  // sums on a device may differ from run to run, and reading them would synchronize
   if (!x.is_cpu() || x.layout() != at::kStrided) return true;
   const at::AutoDispatchBelowADInplaceOrView guard;
   return at::isclose(x, y, /*rtol=*/0, /*atol=*/0, /*equal_nan=*/true).all().item<bool>();
@@ -478,13 +479,13 @@ bool proven(const Recording& recording, const variable_list& tensors, const vari
         return false;
       }
     }
-  } catch (const c10::Error&) {  // and not Python's, such as an interrupt
+  } catch (const c10::Error&) {  // but no error of Python's, such as an interrupt
     return false;
   }
   return true;
 }
 
-// Of a device, Python says it: not where a graph is captured, whose values cannot be read.
+// On a device, Python decides: values cannot be read while a graph is captured.
 bool all_finite(const variable_list& results) {
   bool on_device = false;
   {
@@ -609,7 +610,7 @@ std::optional<variable_list> Recordings::pull_back(const std::vector<bool>& mask
   }
   for (const bool yes : mask) key.numbers.push_back(yes);
   {
-    const Reading active;  // whose rules a formula meets where it differentiates something itself
+    const Reading active;  // its rules apply where a formula differentiates something itself
     for (const auto& layer : active.layers()) key.numbers.push_back(layer->number);
     key.numbers.push_back(-1);
   }
@@ -626,7 +627,7 @@ std::optional<variable_list> Recordings::pull_back(const std::vector<bool>& mask
     if (entries_.size() >= kMostKeys && entries_.count(key.numbers) == 0) entries_.clear();
     Entry& entry = entries_[key.numbers];
     recording = entry.recording;
-    // hooks on saved tensors, as of a checkpoint, are to be called once: not for the proof
+    // hooks on saved tensors, such as those of a checkpoint, must be called only once: not for the proof
     const bool hooked = !at::SavedTensorDefaultHooks::get_tls_state().stack.empty();
     if (!recording && (hooked || entry.refused || entry.calls++ < before)) return std::nullopt;
   }
@@ -671,13 +672,14 @@ MANUALGRAD_API void manualgrad_calls_in_python_op(const char* name, const char* 
 // Why the last formula that was to be recorded on this thread was not; empty if it was.
 MANUALGRAD_API const char* manualgrad_calls_refusal() { return refusal.c_str(); }
 
-// Lets the formula that is recorded on this thread, if one is, not become a recording.
+// Refuses the recording in progress on this thread, if there is one.
 MANUALGRAD_API void manualgrad_calls_refuse(const char* why) { Recorder::refuse_current(why); }
 
 // How many backwards this thread has played.
 MANUALGRAD_API int64_t manualgrad_calls_played() { return counts.played; }
 
-// Notes that Python transposes a backward on this thread, or with -1 that it has: formulas in it are Python's.
+// Notes with 1 that Python starts to transpose a backward on this thread, with -1 that it is done. Python serves the
+// formulas in between.
 MANUALGRAD_API void manualgrad_calls_transpose(int64_t by) { Recording::in_python += by; }
 
 // Whether this thread plays a recording.
@@ -686,5 +688,5 @@ MANUALGRAD_API int64_t manualgrad_calls_playing() { return Recording::playing; }
 // Forgets all recordings: what a formula calls may have changed.
 MANUALGRAD_API void manualgrad_calls_forget() { generation.fetch_add(1); }
 
-// How many calls of a key come before the one that is recorded; -1: none is. Returns the number before.
+// Sets how many calls of a key come before the one that is recorded; -1: none is. Returns the previous number.
 MANUALGRAD_API int64_t manualgrad_calls_record_after(int64_t calls) { return calls_before.exchange(calls); }

@@ -27,7 +27,7 @@ namespace manualgrad {
 using c10::IValue;
 using torch::autograd::variable_list;
 
-// The argument of a recorded call: a value by its number, a list of values, or what the call was given.
+// The argument of a recorded call: a value by its number, a list of values, or a literal.
 struct Operand {
   enum Kind { kValue, kValues, kOptionalValues, kLiteral } kind;
   std::vector<int64_t> numbers;  // -1: no tensor
@@ -47,9 +47,9 @@ struct Step {
 struct Recording {
   variable_list play(const variable_list& tensors, const variable_list& grads) const;
 
-  static thread_local int64_t playing;  // how many are, on this thread
+  static thread_local int64_t playing;  // how many recordings are, on this thread
 
-  // While Python serves a call at a level of torch.func: what it calls in turn is no step of a recording.
+  // While Python serves a call at a level of torch.func: the operators that this calls are not steps of a recording.
   struct InPython {
     explicit InPython(bool at_level) : by(at_level ? 1 : 0) { in_python += by; }
     ~InPython() { in_python -= by; }
@@ -63,7 +63,7 @@ struct Recording {
   std::vector<Step> steps;
   std::vector<std::vector<int64_t>> last;                 // of each step, the values that nothing after it reads
   std::vector<int64_t> results;                           // the gradients; -1: none
-  std::vector<std::pair<int64_t, at::Tensor>> constants;  // numbers of Python's, with the numbers of their values
+  std::vector<std::pair<int64_t, at::Tensor>> constants;  // Python's numbers, with the indices of their values
   int64_t values = 0;
 };
 
@@ -71,7 +71,7 @@ struct KeyHash {
   size_t operator()(const std::vector<int64_t>& key) const;
 };
 
-// Answers of functions in Python that look at nothing but what the key of a recording holds. Any thread may ask.
+// Cached answers of Python functions that read only what the key of a recording holds. Any thread may use them.
 class Answers {
  public:
   bool of(c10::ArrayRef<IValue> arguments, const std::function<bool()>& function);
@@ -84,12 +84,12 @@ using Formula = std::function<variable_list()>;
 
 inline std::mutex recordings_mutex;  // of all of them, so that a fork can hold it
 
-// The recordings of one rule. Any thread may ask.
+// The recordings of one rule. Any thread may use them.
 class Recordings {
  public:
-  // The gradients, or what else the formula gives: by a recording for this key, or by the formula, which is recorded.
-  // Nothing if this is no call to record, or a result is not finite and has to be.
-  // `in_call`: this is the middle of a call of torch.func, as everything is that a kernel calls which it has called.
+  // The gradients, or other results of the formula: from a recording for this key, or from the formula, which is then
+  // recorded. Nothing if the call must not be recorded, or if a result has to be finite and is not.
+  // `in_call`: torch.func is in the middle of a call, as it is throughout the kernels that it calls.
   std::optional<variable_list> pull_back(const std::vector<bool>& mask, const variable_list& tensors,
                                          const std::vector<IValue>& constants, const variable_list& grads,
                                          bool only_finite, const Formula& formula, bool in_call = false);

@@ -14,8 +14,7 @@
 namespace manualgrad {
 namespace {
 
-// ---- all of it, never destroyed: threads may outlive static objects
-// --------------------------------------------------
+// ---- all of it, never destroyed: threads may outlive static objects -------------------------------------------------
 
 // From the node with this number on, a thread has built its graph under this scope.
 struct Record {
@@ -36,7 +35,7 @@ struct Everything {
   Layers process;
   std::atomic<uint64_t> version{1};
   int64_t numbers = 0;
-  bool follows = false;  // scopes of nodes
+  bool follows = false;  // whether nodes follow their scopes
 
   std::mutex records_mutex;  // taken last
   std::map<uint64_t, std::vector<Record>> records;
@@ -119,7 +118,7 @@ std::shared_ptr<Scope> scope_of(const Layers& layers) {
   return scope;
 }
 
-// Of each thread the older half.
+// Forgets the older half of each thread's records.
 void forget_records() {
   for (auto it = all().records.begin(); it != all().records.end();) {
     auto& records = it->second;
@@ -190,7 +189,7 @@ size_t own_layers(const Thread& thread) {
 }
 
 std::unique_ptr<at::ObserverContext> node_begins(const at::RecordFunction& function) {
-  if (function.seqNr() < 0) return nullptr;  // of no call, as where a gradient is accumulated
+  if (function.seqNr() < 0) return nullptr;  // the node of no call, such as one that accumulates a gradient
   auto scope = built_under(function.forwardThreadId(), static_cast<uint64_t>(function.seqNr()));
   if (scope.get() == (this_thread != nullptr ? this_thread->scope() : nullptr)) return nullptr;
   Thread& thread = enlisted();
@@ -232,7 +231,7 @@ void in_parent() {
   changes.unlock();
 }
 
-// The thread has another number here, and could not unlock what is recursive.
+// The thread has another id in the child, and could not unlock a recursive mutex.
 template <class Mutex>
 void renew(Mutex& mutex) {
   new (&mutex) Mutex;
@@ -383,7 +382,7 @@ MANUALGRAD_API int64_t manualgrad_calls_define_layer(const layout::Layer* sent) 
   });
 }
 
-// Python has no more use for the layer.
+// Python no longer needs the layer.
 MANUALGRAD_API int64_t manualgrad_calls_drop_layer(int64_t number) {
   std::shared_ptr<const Layer> dropped;  // deleted after the lock is free
   return guarded([&]() -> int64_t {
@@ -395,7 +394,7 @@ MANUALGRAD_API int64_t manualgrad_calls_drop_layer(int64_t number) {
   });
 }
 
-// Makes these layers the active ones of the process: where Python has `enter` and `leave` of its own.
+// Makes these layers the active ones of the process, if `enter` and `leave` are written in Python.
 MANUALGRAD_API int64_t manualgrad_calls_activate(const int64_t* numbers, int64_t size) {
   return guarded([&]() -> int64_t {
     std::vector<Entry> entries;
@@ -417,10 +416,10 @@ MANUALGRAD_API int64_t manualgrad_calls_ended(int64_t* found, int64_t size) {
   return n;
 }
 
-// This thread, as entries name it.
+// The id of this thread in entries.
 MANUALGRAD_API int64_t manualgrad_calls_thread() { return static_cast<int64_t>(at::RecordFunction::currentThreadId()); }
 
-// The number of the scope that this thread follows; 0: none but the process.
+// The number of the scope that this thread follows; 0: only the process.
 MANUALGRAD_API int64_t manualgrad_calls_scope() {
   const Thread* const thread = this_thread;
   const Scope* const scope = thread == nullptr ? nullptr : thread->scope();
@@ -437,7 +436,7 @@ MANUALGRAD_API int64_t manualgrad_calls_scope_layers(int64_t* found, int64_t siz
   return n;
 }
 
-// Leave all calls, on all threads, to the general kernel.
+// Leaves all calls, on all threads, to the general kernel.
 MANUALGRAD_API void manualgrad_calls_in_python(int64_t yes) { in_python = yes != 0; }
 
 // How many states and records are kept: for tests.

@@ -42,7 +42,7 @@ struct State {
 
 // The layers entered for one thread, on top of those of the process.
 struct Scope {
-  // The state of both. Only for a thread that is `Reading`.
+  // The combined state. Only for a thread that is `Reading`.
   const State* state();
 
   int64_t number = 0;
@@ -51,7 +51,7 @@ struct Scope {
   std::atomic<uint64_t> version{0};  // of the layers of the process that `made` is for
 };
 
-// While a node runs whose scope is another than its thread's.
+// While a node with a scope other than its thread's runs.
 struct InNode {
   bool yes = false;
   Scope* scope = nullptr;        // the node's, and what was entered since it began
@@ -83,7 +83,8 @@ class Reading {
     Thread* thread = this_thread;
     if (current.load(std::memory_order_acquire) == nullptr && (thread == nullptr || thread->scope() == nullptr)) return;
     if (thread == nullptr) thread = enlisted_thread();
-    // before the state is loaded, in one order with what deletes states: it sees either this or has stored the next
+    // before the state is loaded, in one order with the deletion of states, which sees this or has stored the next
+    // state
     thread->reading.store(thread->reading.load(std::memory_order_relaxed) + 1, std::memory_order_seq_cst);
     Scope* const scope = thread->scope();
     state_ = scope != nullptr ? scope->state() : current.load(std::memory_order_seq_cst);
@@ -112,8 +113,8 @@ struct Entry {
   uint64_t thread;  // 0: the process
 };
 
-// Makes these entries the active ones, those of threads that have ended left out. `publish` runs between what may fail
-// and what cannot: false, and nothing has changed.
+// Makes these entries the active ones, except those of threads that have ended. `publish` runs after everything that
+// may fail and before everything that cannot. If it returns false, nothing changes.
 bool activate(const std::vector<Entry>& entries, const std::function<bool()>& publish);
 
 // The table of that number; raises where there is none.
@@ -122,7 +123,7 @@ std::shared_ptr<const Table> table_of(int64_t number);
 // The layer of that number; raises where there is none.
 std::shared_ptr<const Layer> layer_of(int64_t number);
 
-// Whether an entry may be for this thread: not where it has ended.
+// Whether an entry may be for this thread: not if the thread has ended.
 bool is_running(uint64_t thread);
 
 }  // namespace manualgrad

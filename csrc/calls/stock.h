@@ -1,5 +1,5 @@
-// PyTorch's own derivative of one call, for zeros that are strong: 0 times a finite number is 0, so its gradients serve
-// wherever all of them are finite.
+// PyTorch's own derivative of one call, for rules with strong zeros: 0 times a finite number is 0 in any case, so its
+// gradients can be used if all of them are finite.
 #pragma once
 
 #include "table.h"
@@ -18,7 +18,7 @@ using torch::autograd::edge_list;
 
 // ---- what is finite -------------------------------------------------------------------------------------------------
 
-// Several sums, which do not wait for each other.
+// Several sums that do not wait for each other.
 template <class T>
 bool finite(const T* x, int64_t n) {
   constexpr int64_t kSums = 64 / sizeof(T);
@@ -33,7 +33,7 @@ bool finite(const T* x, int64_t n) {
   return std::isfinite(total);
 }
 
-// Whether no element is infinite or nan, by their sum, which may leave the range where none is.
+// Whether no element is infinite or nan, judged by their sum, which may overflow even if all are finite.
 inline bool finite(const at::Tensor& x) {
   constexpr int64_t kSmall = 1 << 15;  // more are summed by PyTorch, on all threads
   if (x.layout() != at::kStrided || x._is_zerotensor()) return true;
@@ -51,8 +51,8 @@ inline bool finite(const at::Tensor& x) {
 
 // ---- the node -------------------------------------------------------------------------------------------------------
 
-// Lets go of a node. One whose last reference this is may own others that are let go in turn: in a loop, as a graph may
-// be deeper than the stack.
+// Releases a node. If this is its last reference, the nodes that it owns are released in turn: in a loop, as a graph
+// may be deeper than the stack.
 inline void let_go(NodePointer node) {
   static thread_local std::vector<NodePointer>* waiting = nullptr;
   if (!node) return;
@@ -69,15 +69,16 @@ inline void let_go(NodePointer node) {
   waiting = nullptr;
 }
 
-// The node that PyTorch has made for a call, out of the graph: another node stands there, and asks this one.
+// The node that PyTorch has made for a call, taken out of the graph: another node replaces it there, and calls this
+// one.
 struct StockVjp {
   StockVjp() = default;
   StockVjp(StockVjp&&) = default;
   StockVjp& operator=(StockVjp&&) = default;
   ~StockVjp() { let_go(std::move(node)); }
 
-  // By the edges that the results had, and those of the tensor arguments. Without a node, if these do not say that one
-  // node has the gradients of all.
+  // From the edges that the results had, and those of the tensor arguments. Without a node, unless these show that one
+  // node computes all gradients.
   static StockVjp from(const edge_list& results, const edge_list& arguments) {
     StockVjp found;
     for (size_t i = 0; i < results.size(); ++i) {
@@ -103,7 +104,7 @@ struct StockVjp {
 
   explicit operator bool() const { return static_cast<bool>(node); }
 
-  // The gradients of `count` tensor arguments; nothing where one is not finite, or PyTorch has an error.
+  // The gradients of `count` tensor arguments; nothing if one is not finite, or if PyTorch raises.
   std::optional<variable_list> gradients(const variable_list& grads, size_t count) const {
     const at::AutoDispatchBelowADInplaceOrView guard;
     variable_list found(outputs.size()), result(count);

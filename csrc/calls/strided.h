@@ -1,4 +1,4 @@
-// PyTorch's strided nested tensors: how their components lie in memory, and operators on the whole buffer, where
+// PyTorch's strided nested tensors: the memory layout of their components, and operators on the whole buffer, for which
 // PyTorch takes the components one by one.
 #pragma once
 
@@ -19,8 +19,8 @@ inline const NestedTensorImpl* nested(const at::Tensor& x) {
   return static_cast<const NestedTensorImpl*>(x.unsafeGetTensorImpl());
 }
 
-// How many numbers a nested tensor has whose components are row-major and one after the other, from the start of the
-// buffer; -1 where they are not. `dims`: of a component; a constant, where it is 2, halves the time.
+// The number of entries of a nested tensor whose components are row-major and one after the other, from the start of
+// the buffer; -1 for any other layout. `dims`: of a component; if it is 2, a compile-time constant halves the time.
 template <class Dims>
 int64_t numbers_in_order(const int64_t* size, const int64_t* stride, const int64_t* start, int64_t count, Dims dims) {
   int64_t numbers = 0;
@@ -68,7 +68,7 @@ inline bool is_last_and_kept(const at::Tensor& x, const at::IValue& dims, const 
   return list.size() == 1 && is_last(x, list[0]);
 }
 
-// Each of these has the operator's arguments, and gives nothing where the call is PyTorch's.
+// Each of these takes the operator's arguments, and returns an undefined tensor if PyTorch has to serve the call.
 
 inline at::Tensor softmax(Arguments arguments) {  // self, dim, half_to_float
   const at::Tensor& x = arguments[0].toTensor();

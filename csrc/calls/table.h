@@ -50,13 +50,13 @@ struct CompiledVjp {
   std::vector<int64_t> inputs;  // the places, among the tensor arguments, whose gradients are its results
   int64_t devices;              // 1: CPU, 2: CUDA
   int64_t largest;              // of a matrix, rows or columns; -1: any shape
-  int64_t declines;             // 1, 2: its last result is a bool, true where it leaves the call to the vjp, or reports
+  int64_t declines;             // if its last result is a bool: 1, true leaves the call to the vjp; 2, true is reported
   bool real;                    // no complex numbers
   std::vector<std::pair<int64_t, IValue>> only;  // (constant, the value that it must have)
-  std::vector<int64_t> contiguous;               // saved tensors that must be so
+  std::vector<int64_t> contiguous;               // saved tensors that must be contiguous
   std::vector<int64_t> one_batch;                // saved tensors with the batch dims of the first of these
-  std::vector<int64_t> square;                   // saved matrices that must be so
-  std::vector<int64_t> nonzero;                  // saved tensors, on the CPU, in which there must be no zero
+  std::vector<int64_t> square;                   // saved matrices that must be square
+  std::vector<int64_t> nonzero;                  // saved tensors, on the CPU, that must not contain a zero
   std::vector<Source> arguments;
 };
 
@@ -94,14 +94,14 @@ struct Table : public std::enable_shared_from_this<Table> {
   bool selective = false;
   bool lists = false;     // of tensors, among the arguments or the results
   bool in_place = false;  // the operator writes its result to its first argument, and returns that
-  // Whether the operators that the vjp calls may be recorded. kWhereFinite: its zeros are strong, and what is recorded
-  // is the vjp in plain arithmetic, which serves where its results are finite.
+  // Whether the operators that the vjp calls may be recorded. kWhereFinite: its zeros are strong, and the vjp is
+  // recorded in plain arithmetic, which is used if its results are finite.
   enum Records : int64_t { kNothing, kVjp, kWhereFinite };
   int64_t records = kNothing;
   bool pushes = false;    // the operators that the jvp calls may be recorded
   int64_t arguments = 0;  // how many the operator has
   std::vector<int64_t> tensors, saved, constants;
-  std::vector<int64_t> pushed;                     // what the jvp reads of the arguments that are no tensors
+  std::vector<int64_t> pushed;                     // the arguments other than tensors that the jvp reads
   std::vector<std::pair<int64_t, int64_t>> facts;  // (place, Fact)
   std::vector<bool> differentiable;
   std::vector<Use> uses;
@@ -176,7 +176,7 @@ void for_each(const IValue& value, const Function& function) {
   for (const IValue& x : value.toListRef()) function(x);
 }
 
-// ---- numbers in the place of tensors, as in x * 2 -------------------------------------------------------------------
+// ---- numbers in place of tensors, as in x * 2 -----------------------------------------------------------------------
 
 inline bool is_number(const IValue& value) {
   return value.isTensor() && value.toTensor().unsafeGetTensorImpl()->is_wrapped_number();
@@ -192,7 +192,7 @@ inline int64_t rank(const at::Tensor& x) {
 inline std::vector<const c10::TensorImpl*> numbers_as_tensors(const std::vector<int64_t>& places,
                                                               std::vector<IValue>& values) {
   const at::AutoDispatchBelowADInplaceOrView guard;
-  const c10::impl::ExcludeDispatchKeyGuard no_transforms(kTransformKeys);  // they would wrap what is made here
+  const c10::impl::ExcludeDispatchKeyGuard no_transforms(kTransformKeys);  // they would wrap the new tensors
   std::vector<const c10::TensorImpl*> found;
   for (const int64_t place : places) {
     if (!is_number(values[place])) continue;
@@ -203,7 +203,7 @@ inline std::vector<const c10::TensorImpl*> numbers_as_tensors(const std::vector<
       if (!values[other].isTensor() || is_number(values[other])) continue;
       const at::Tensor& x = values[other].toTensor();
       wide = wide || (x.dim() > 0 && rank(x) >= rank(number));
-      const auto promoted = at::native::result_type(x, number);  // past the dispatcher, which knows wrappers
+      const auto promoted = at::native::result_type(x, number);  // not by the dispatcher, which handles wrappers
       dtype = dtype ? c10::promoteTypes(*dtype, promoted) : promoted;
     }
     at::Tensor made = wide || !dtype ? number.detach() : number.to(*dtype, /*non_blocking=*/false, /*copy=*/true);

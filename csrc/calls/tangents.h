@@ -17,7 +17,7 @@ inline at::Tensor primal(const at::Tensor& x) {
   return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/false));
 }
 
-// The lengths of lists among these places, -1 for what is none.
+// The lengths of the lists among these values, -1 for the others.
 inline std::vector<int64_t> lengths_of(c10::ArrayRef<IValue> values) {
   std::vector<int64_t> found;
   for (const IValue& value : values) {
@@ -26,7 +26,7 @@ inline std::vector<int64_t> lengths_of(c10::ArrayRef<IValue> values) {
   return found;
 }
 
-// `numbers`: some are in the places of tensors.
+// `numbers`: some arguments are numbers in place of tensors.
 inline void push_forward(const Table& table, const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack,
                          bool numbers) {
   ++counts.plain;
