@@ -1,5 +1,5 @@
-// Torch's stable ABI: tensors, their geometry, new tensors, calls of torch's operators, registration. Of torch, the
-// other files see only this one, check.h and dispatch.h.
+// Torch's stable ABI: tensors, their geometry, new tensors, calls of torch's operators, registration. The other files
+// use torch only through this file, check.h and dispatch.h.
 #pragma once
 
 #include <torch/csrc/stable/accelerator.h>
@@ -22,7 +22,7 @@ using Dims = std::optional<std::vector<int64_t>>;
 
 // --- tensors --------------------------------------------------------------------------------------------------------
 
-// A tensor's geometry, borrowed: valid as long as the tensor is, and not resized.
+// A tensor's geometry, borrowed: valid as long as the tensor lives and is not resized.
 struct Geometry {
   const int64_t* sizes;
   const int64_t* strides;
@@ -44,7 +44,7 @@ inline bool same_device(const Tensor& left, const Tensor& right) {
          left.get_device_index() == right.get_device_index();
 }
 
-// --- new tensors, without the detour through the dispatcher, which costs a small call the most ----------------------
+// --- new tensors, without the dispatcher, whose overhead matters most in small calls --------------------------------
 
 inline Tensor allocate_strided(const int64_t* sizes, const int64_t* strides, int64_t dim, const Tensor& like) {
   int32_t dtype = 0, device = 0;

@@ -11,10 +11,10 @@
 namespace manualgrad {
 namespace {
 
-// More shared memory than this has to be asked for.
+// More shared memory than this has to be requested.
 constexpr size_t kGivenShared = 48 * 1024;
 
-// Makes the device of `like` the current one for as long as this lives. `where` opens the messages of errors.
+// Makes the device of `like` the current one while this object lives. `where` is the prefix of error messages.
 class Stream {
  public:
   Stream(const char* where, const Tensor& like)
@@ -25,15 +25,15 @@ class Stream {
     stream_ = static_cast<cudaStream_t>(found);
   }
 
-  // kernel(arguments...) by `blocks` blocks of `threads` threads, each block with so many bytes of dynamic shared
-  // memory.
+  // Launches kernel(arguments...) with `blocks` blocks of `threads` threads, each block with `shared` bytes of dynamic
+  // shared memory.
   template <class... Parameters, class... Arguments>
   void launch(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t shared,
               const Arguments&... arguments) const {
     start(kernel, blocks, threads, shared, 0, arguments...);
   }
 
-  // The same by up to `blocks` blocks, all of which run at once and can wait for each other.
+  // The same with up to `blocks` blocks, which all run at once and can wait for each other.
   template <class... Parameters, class... Arguments>
   void launch_cooperative(void (*kernel)(Parameters...), int64_t blocks, int threads,
                           const Arguments&... arguments) const {
@@ -54,7 +54,7 @@ class Stream {
   void start(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t shared, int cooperative,
              const Arguments&... arguments) const {
     if (shared > kGivenShared) {
-      // always as much as there is: a smaller number could come between that of another thread and its launch
+      // always the maximum: a smaller request could come between another thread's request and its launch
       int most = 0;
       cudaFuncAttributes of_kernel{};
       check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_), "the device");
@@ -81,7 +81,7 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
-// Where the driver is too old nothing is registered.
+// Registers nothing if the driver is too old.
 #define MANUALGRAD_REGISTER_CUDA(...)                                         \
   STABLE_TORCH_LIBRARY_IMPL(manualgrad, CUDA, library) {                      \
     if (manualgrad::cuda_obstacle() == nullptr) __VA_ARGS__::add_to(library); \

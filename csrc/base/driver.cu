@@ -1,4 +1,4 @@
-// The driver that is installed, asked through the runtime that this library carries.
+// Queries the installed driver through the CUDA runtime that this library carries.
 #include "driver.h"
 
 #include <cuda_runtime.h>

@@ -3,7 +3,7 @@
 
 namespace manualgrad {
 
-// Null if it can; otherwise why not. Kernels are registered only where it can, and the Python formulas act elsewhere.
+// Null if it can; otherwise the reason. Kernels are registered only if it can; otherwise the Python formulas run.
 const char* cuda_obstacle();
 
 }  // namespace manualgrad

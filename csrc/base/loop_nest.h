@@ -14,7 +14,7 @@ struct LoopNest {
   int64_t size[Capacity];
   int64_t stride[Operands][Capacity];
 
-  // Adds a loop inside the others; merges it with the one around it where all operands step through both as one.
+  // Adds a loop inside the others; merges it with the enclosing loop if all operands step through both as one.
   void push(int64_t count, const int64_t (&steps)[Operands]) {
     if (count == 1) return;
     bool merges = dims > 0;

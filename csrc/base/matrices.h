@@ -6,7 +6,7 @@
 
 namespace manualgrad {
 
-// The stride of the dims before the last `matrix_dims` as one dim, where they have one.
+// The stride of all dims before the last `matrix_dims`, seen as one dim, if there is such a stride.
 inline std::optional<int64_t> batch_stride(const Tensor& tensor, int64_t matrix_dims) {
   const Geometry at = geometry(tensor);
   int64_t stride = 0, count = 1;

@@ -9,8 +9,8 @@
 
 namespace manualgrad {
 
-// Body::run(args...) by a function of its own, compiled for an instruction set. Body::run, and all it calls, must
-// always be inlined (HOST_DEVICE, HOST_INLINE), or it keeps the baseline's instructions.
+// Body::run(args...) in a function of its own, compiled for an instruction set. Body::run and all functions that it
+// calls must always be inlined (HOST_DEVICE, HOST_INLINE), or they keep the baseline's instructions.
 template <class Body, class... Args>
 MANUALGRAD_NOT_INLINED void run_baseline(const Args&... args) {
   Body::run(args...);
@@ -18,9 +18,10 @@ MANUALGRAD_NOT_INLINED void run_baseline(const Args&... args) {
 template <class Body, class... Args>
 MANUALGRAD_NOT_INLINED void shared_baseline(const Args&... args);
 
-// Multiversion<Body>::call(args...) runs Body::run(args...) compiled for the best instruction set of the processor at
-// hand; where that is x86 without AVX2, Baseline::run(args...).
-// There is one copy of the code for sanitizers, and on other architectures, whose vectors (NEON) are in the baseline.
+// Multiversion<Body>::call(args...) runs Body::run(args...) compiled for the best instruction set of the current
+// processor, or Baseline::run(args...) on x86 without AVX2.
+// There is only one copy of the code with sanitizers, and on other architectures, whose vectors (NEON) belong to the
+// baseline.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__CUDACC__) && !defined(MANUALGRAD_SANITIZE)
 #define MANUALGRAD_MULTIVERSION
 
@@ -88,8 +89,8 @@ struct Multiversion {
   }
 };
 
-// f(std::integral_constant<int, B>{}) with the bytes B of the widest vectors of the processor at hand; what f runs by
-// run_native<B> is compiled for those.
+// Calls f(std::integral_constant<int, B>{}), where B is the size in bytes of the widest vectors of the current
+// processor; what f runs by run_native<B> is compiled for that size.
 template <class F>
 void with_native(const F& f) {
   switch (kInstructionSet) {
@@ -101,7 +102,7 @@ void with_native(const F& f) {
       return f(std::integral_constant<int, 16>{});
   }
 }
-// Body::run(args...) in vectors of so many bytes, by a function of its own; fewer than 16 are no vectors.
+// Body::run(args...) with vectors of this many bytes, in a function of its own; fewer than 16 means scalars.
 template <int Bytes, class Body, class... Args>
 void run_native(const Args&... args) {
   if constexpr (Bytes == 64) {

@@ -6,7 +6,7 @@
 namespace manualgrad {
 namespace {
 
-// Of one singular matrix.
+// The cotangent of one singular matrix.
 template <class T>
 MANUALGRAD_NOT_INLINED void singular_det_vjp(const DetArguments<T>& at, int64_t b, int n) {
   DetVjp<T, 0> kernel{};
@@ -31,7 +31,7 @@ struct CachedDet {
     for (int i = 0; i < n; ++i) Y[i * (pitch + 1)] = scale;
     matrix.solve_upper_adjoint(factors, scratch.matrix(4), pitch, {Y, pitch}, true);
     matrix.solve_lower_adjoint(factors, nullptr, pitch, {Y, pitch});
-    // that is the transpose of what is asked for
+    // Y is the transpose of the result
     store_rows(Y, pitch, n, n, MatrixBatch<T>{U, 0, pitch, 1}, 0, scratch.order(at.pivots, b, n));
     transpose(U, pitch, n, n, &at.out.at(b, 0, 0), at.out.row_stride);
   }

@@ -3,12 +3,12 @@
 //   manualgrad::linalg_det_backward.kernel(Tensor grad, Tensor det, Tensor LU, Tensor pivots) -> Tensor
 //   manualgrad::slogdet_backward.kernel(Tensor h, Tensor LU, Tensor pivots) -> Tensor
 //
-// Either dim up to kLaneOrder, order n of real square matrices on the CPU up to kCachedOrder; float32, float64 and
-// their complex dtypes, int32 pivots; any strides, all of one batch. Results are contiguous, those of a matrix bitwise
-// identical wherever it stands in the batch.
+// Order n up to kLaneOrder, for real matrices on the CPU up to kCachedOrder; float32, float64 and their complex dtypes,
+// int32 pivots; any strides, the same batch for all. Results are contiguous. The result of a matrix is bitwise
+// identical at any position in the batch.
 //
-// Called by the formulas of these names in torch_manualgrad/derivatives/linalg/det.py, which have the mathematics, and,
-// in plain backwards, by csrc/calls.
+// Called by the formulas of these names in torch_manualgrad/derivatives/linalg/det.py, which state the mathematics,
+// and, in plain backwards, by csrc/calls.
 #pragma once
 
 #include "../math/det.h"

@@ -5,12 +5,12 @@
 //   manualgrad::linalg_eigh_jvp.kernel(Tensor dA, Tensor L, Tensor V, <options>)
 //       -> (Tensor dL, Tensor dV, Tensor gauge_dependent)
 //   <options>: float? rtol, float atol, float broadening
-//   manualgrad::eigh_jacobi(Tensor A, bool lower) -> (Tensor L, Tensor V)        n up to kJacobiRank; one triangle is
-//   read
+//   manualgrad::eigh_jacobi(Tensor A, bool lower) -> (Tensor L, Tensor V)
+//       n up to kJacobiRank; one triangle is read
 //
-// L is (*, n), V (*, n, n); float32, float64 and their complex dtypes; any strides. Results are contiguous. The last of
-// the derivatives is a 0-dim bool: whether rule 4 applied anywhere. eigh_jacobi: the results of a matrix are bitwise
-// identical wherever it stands in the batch; an inf or a nan gives nan in all.
+// L is (*, n), V (*, n, n); float32, float64 and their complex dtypes; any strides. Results are contiguous. The last
+// result of a derivative is a 0-dim bool: whether rule 4 applied anywhere. eigh_jacobi: the results of a matrix are
+// bitwise identical at any position in the batch; an inf or a nan makes all of them nan.
 //
 // Called by the formulas of these names in torch_manualgrad/derivatives/linalg/eigh.py and, in plain backwards, by
 // csrc/calls; eigh_jacobi by torch_manualgrad/primal/eigh.py.

@@ -3,7 +3,7 @@
 //   manualgrad::eigh_tridiagonal(Tensor A, bool lower) -> (Tensor L, Tensor V)    n up to kTridiagonalOrder
 //
 // A (*, n, n) is float32 or float64, at any strides; one triangle is read. L is (*, n), V (*, n, n), both contiguous.
-// The results of a matrix are bitwise identical wherever it stands in the batch; an inf or a nan gives nan in all.
+// The results of a matrix are bitwise identical at any position in the batch; an inf or a nan makes all of them nan.
 #include "spectrum/tridiagonal.h"
 
 #include "../base/parallel.h"

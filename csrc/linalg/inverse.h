@@ -3,11 +3,11 @@
 //   manualgrad::linalg_inv_backward.kernel(Tensor grad_inverse, Tensor inverse) -> Tensor
 //   manualgrad::linalg_inv_jvp.kernel(Tensor A_t, Tensor inverse) -> Tensor
 //
-// Either dim up to kLaneOrder, order n of real square matrices on the CPU up to kCachedOrder; float32, float64 and
-// their complex dtypes, int32 pivots; any strides, all of one batch. Results are contiguous, those of a matrix bitwise
-// identical wherever it stands in the batch.
+// Order n up to kLaneOrder, for real matrices on the CPU up to kCachedOrder; float32, float64 and their complex dtypes;
+// any strides, the same batch for all. Results are contiguous. The result of a matrix is bitwise identical at any
+// position in the batch.
 //
-// Called by the formulas of these names in torch_manualgrad/derivatives/linalg/inverse.py, which have the mathematics.
+// Called by the formulas of these names in torch_manualgrad/derivatives/linalg/inverse.py, which state the mathematics.
 #pragma once
 
 #include "../math/product.h"

@@ -1,9 +1,9 @@
-// Sizes of matrices: the largest that each kernel takes, and those at which another way becomes faster. They have no
-// other home: `python -m tools.limits` copies them into torch_manualgrad/core/limits.py, from which Python
-// reads them, and a test compares the two.
+// Sizes of matrices: the largest that each kernel takes, and those at which another way becomes faster. This is their
+// only definition: `python -m tools.limits` copies them into torch_manualgrad/core/limits.py, from which Python reads
+// them, and a test compares the two.
 //
-// After a size that was found by measurement follow the benchmark that times both ways (a file in benchmarks/) and the
-// day on which the size entered the project. To measure it again, change it and compare the columns "stock" and "ours".
+// The comment after a measured size names the benchmark that times both ways (a file in benchmarks/) and the day on
+// which the size entered the project. To measure it again, change it and compare the columns "stock" and "ours".
 #pragma once
 
 #include <cstdint>
@@ -15,28 +15,29 @@ namespace manualgrad {
 // Derivatives of LU, Cholesky, QR, determinants, inverses and solves: both dims, on either device. One matrix per lane
 // on the CPU, one per thread or warp on CUDA.
 constexpr int64_t kLaneOrder = 32;
-// The same for one real square matrix at a time, on the CPU. LU and QR use all of it.
+// The same for one real square matrix at a time, on the CPU. LU and QR use the kernel up to this order.
 constexpr int64_t kCachedOrder = 256;  // linalg.py --operators lu qr, 2026-11-22
 // Derivatives of the SVD and of eigh: matrices with a larger dim go through products of whole batches. The second is
 // the largest order that the CPU computes with one matrix per lane.
 constexpr int64_t kSpectrumOrder = 32;
 constexpr int64_t kLaneSpectrum = 16;  // linalg.py --operators svd eigh, 2026-11-22
-// Decompositions of small matrices: Jacobi's take min(m, n) and max(m, n) up to these, lu_small takes both dims up to
-// its.
+// Decompositions of small matrices: Jacobi's methods take min(m, n) and max(m, n) up to the first two, lu_small takes
+// both dims up to the third.
 constexpr int64_t kJacobiRank = 16;
 constexpr int64_t kJacobiOrder = 32;
 constexpr int64_t kLuSmallOrder = 8;
 // Eigendecompositions of real symmetric matrices by QL, one at a time, on the CPU.
 constexpr int64_t kTridiagonalOrder = 128;  // linalg.py --operators eigh, 2026-11-23
 
-// --- up to where a kernel is called: beyond, BLAS or LAPACK is faster -----------------------------------------------
+// --- the sizes up to which a kernel is called: above them, BLAS or LAPACK is faster ---------------------------------
 
 // One real square matrix at a time, on the CPU.
 constexpr int64_t kCachedCholesky = 200;  // linalg.py --operators cholesky, 2026-11-22
 constexpr int64_t kCachedDet = 100;       // linalg.py --operators det, 2026-11-22
 constexpr int64_t kCachedSolve = 64;      // linalg.py --operators solve, 2026-11-22
 constexpr int64_t kCachedInverse = 48;    // linalg.py --operators inv, 2026-11-22
-// Inverses: complex matrices, and all on CUDA. Above this order, batches that have fewer matrices than kInverseBatch.
+// Inverses of complex matrices, and of all matrices on CUDA. Above the first order, the kernel is called only for
+// batches of fewer matrices than the second.
 constexpr int64_t kInverseSmall = 8;   // linalg.py --operators inv, 2026-11-22
 constexpr int64_t kInverseBatch = 16;  // linalg.py --operators inv, 2026-11-22
 // Inverses, on the CPU: the fewest entries of a batch that a plain override() takes from PyTorch.
@@ -51,8 +52,8 @@ constexpr int64_t kSvdComplex = 8;   // linalg.py --operators svd, 2026-11-22
 
 // --- between two ways without a kernel of ours, for large matrices --------------------------------------------------
 
-// The columns from which on the cotangents of triangular factors are computed by blocks, on the CPU, and the columns of
-// a block: an eighth of all, within these.
+// The number of columns from which the CPU computes the cotangents of triangular factors by blocks, and the least and
+// the largest number of columns in a block, which is otherwise an eighth of all.
 constexpr int64_t kLuBlocks = 128;        // linalg.py --operators lu, 2026-11-22
 constexpr int64_t kCholeskyBlocks = 400;  // linalg.py --operators cholesky, 2026-11-22
 constexpr int64_t kLeastBlock = 64;       // linalg.py --operators lu cholesky, 2026-11-22

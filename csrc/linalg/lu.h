@@ -8,11 +8,11 @@
 //   manualgrad::lu_factor_ex_jvp.kernel(Tensor A_t, Tensor LU, Tensor pivots, bool pivot) -> Tensor
 //   manualgrad::lu_small(Tensor A) -> (Tensor P, Tensor L, Tensor U)            both dims up to kLuSmallOrder
 //
-// Either dim up to kLaneOrder, order n of real square matrices on the CPU up to kCachedOrder, but for tangents;
-// float32, float64 and their complex dtypes, int32 pivots; any strides, all of one batch. Results are contiguous, those
-// of a matrix bitwise identical wherever it stands in the batch.
+// Both dims up to kLaneOrder, for cotangents of real square matrices on the CPU up to kCachedOrder; float32, float64
+// and their complex dtypes, int32 pivots; any strides, the same batch for all. Results are contiguous. The result of a
+// matrix is bitwise identical at any position in the batch.
 //
-// Called by the formulas of these names in torch_manualgrad/derivatives/linalg/lu.py, which have the mathematics, and,
+// Called by the formulas of these names in torch_manualgrad/derivatives/linalg/lu.py, which state the mathematics, and,
 // in plain backwards, by csrc/calls; lu_small by torch_manualgrad/primal/lu.py.
 #pragma once
 
@@ -25,9 +25,9 @@
 
 namespace manualgrad {
 
-// --- what is done with one matrix, or with as many as there are lanes -----------------------------------------------
+// --- kernels for one matrix, or for as many as there are lanes ------------------------------------------------------
 
-// Below the diagonal from one, and on it and above from the other, where they are; zero where not.
+// The entries below the diagonal from one matrix, the others from another; zero if that matrix is absent.
 template <class S>
 struct Packed {
   MatrixBatch<const S> lower, upper;
@@ -40,13 +40,13 @@ struct Packed {
     const int k = m < n ? m : n, pitch = loader.pitch(n);
     read_part(loader, lower, Part::kLower, m, k, pitch, to, scratch);
     read_part(loader, upper, Part::kUpper, k, n, pitch, to, scratch);
-    // what is above the diagonal and in neither
+    // also the entries that are in neither: above the diagonal, in the last columns
     if (upper.data == nullptr) clear(loader.threads, Part::kUpper, to, m, n, pitch);
     if (lower.data == nullptr) clear(loader.threads, Part::kLower, to, m, n, pitch);
   }
 
  private:
-  // A small matrix is read faster as a whole.
+  // Reading a small matrix as a whole is faster.
   template <class Loader, class N>
   HOST_DEVICE static void read_part(const Loader& loader, const MatrixBatch<const S>& from, Part part, int rows,
                                     int columns, int pitch, N* to, N* scratch) {
@@ -67,7 +67,7 @@ struct LuArguments {
   Packed<S> factors, given;  // cotangents, or the tangent
   MatrixBatch<const S> P;
   Pivots pivots;
-  MatrixBatch<S> out, out_upper;  // out_upper: null where all goes into one matrix
+  MatrixBatch<S> out, out_upper;  // out_upper: null if all goes into one matrix
 
   template <class Loader, class N>
   HOST_DEVICE const int* row_order(const Loader& loader, int m, int n, N* scratch, int* found, N* nan_target) const {

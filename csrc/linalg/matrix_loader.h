@@ -1,4 +1,4 @@
-// Loaders: what moves a matrix between memory and the scratch of the thread group that works on it.
+// Loaders move a matrix between memory and the scratch of the thread group that works on it.
 #pragma once
 
 #include <limits>
@@ -8,8 +8,8 @@
 
 namespace manualgrad {
 
-// The order that the row interchanges of LAPACK's pivots make of m rows: row i of L U is row order[i] of the matrix.
-// Pivots out of range, which no factorisation gives, are passed over.
+// The order of m rows after the row interchanges of LAPACK's pivots: row i of L U is row order[i] of the matrix.
+// Pivots out of range, which no factorisation returns, are ignored.
 HOST_DEVICE void order_of_pivots(const MatrixBatch<const int32_t>& pivots, int64_t place, int m, int k, int* order,
                                  int step) {
   for (int i = 0; i < m; ++i) order[i * step] = i;
@@ -22,8 +22,8 @@ HOST_DEVICE void order_of_pivots(const MatrixBatch<const int32_t>& pivots, int64
   }
 }
 
-// x[at] of `count` numbers `step` apart, and x[at] := value: without an index that is known only when the code runs, so
-// that the numbers can stay in registers.
+// x[at] of `count` numbers `step` apart, and x[at] := value: without an index that is known only at run time, so that
+// the numbers can stay in registers.
 template <class T>
 HOST_DEVICE T entry(const T* x, int step, int count, int at) {
   T found = x[0];
@@ -53,10 +53,10 @@ HOST_DEVICE int parity_of_pivots(const MatrixBatch<const int32_t>& pivots, int64
   return sign;
 }
 
-// The most rows of which a set fits an integer, and more than the kernels have.
+// The most rows for which a set of rows fits an integer; kernels have no more.
 constexpr int kMostRows = 32;
 
-// Whether it has every one of m rows; if not, it is made to be the order as it stands.
+// Whether the order has every one of m rows; if not, it becomes the identity.
 HOST_DEVICE bool settle_order(int* order, int step, int m) {
   uint64_t seen = 0;
   for (int i = 0; i < m; ++i) seen |= uint64_t{1} << order[i * step];
@@ -82,12 +82,12 @@ template <class Threads, bool Padded = false>
 struct MatrixLoader {
   Threads threads;
   int64_t place;
-  bool writes = true;  // else the group only keeps others company
+  bool writes = true;  // else the group only takes part in the barriers
 
   // Whether the compiler knows all sizes.
   static constexpr bool kInRegisters = std::is_same_v<Threads, InlinedThread>;
 
-  // The distance of rows of so many entries.
+  // The distance between rows of this many entries.
   HOST_DEVICE static constexpr int pitch(int columns) { return Padded ? columns | 1 : columns; }
 
   // f(i, j) for each entry of a matrix. `by_columns`: neighbouring threads take neighbours in a column, which
@@ -109,7 +109,7 @@ struct MatrixLoader {
     return matrices.row_stride < matrices.column_stride;
   }
 
-  // Whether so many numbers are read faster than a part of them.
+  // Whether reading this many numbers as a whole is faster than reading a part of them.
   template <class S>
   HOST_DEVICE static constexpr bool whole(int) {
     return false;
@@ -129,7 +129,7 @@ struct MatrixLoader {
   HOST_DEVICE void read(const MatrixBatch<const S>& from, int rows, int columns, S* to) const {
     read(from, rows, columns, to, pitch(columns));
   }
-  // Row i to row order[i], if there is an order.
+  // Stores row i to row order[i], if there is an order.
   template <class S>
   HOST_DEVICE void write(const S* from, int rows, int columns, const MatrixBatch<S>& to,
                          const int* order = nullptr) const {
@@ -152,7 +152,8 @@ struct MatrixLoader {
     threads.sync();
     return found;
   }
-  // The same of a permutation matrix, which is there. If it is none, the numbers at `nan_target` become nan.
+  // The order of a permutation matrix, which must be present. If it is not a permutation, the numbers at `nan_target`
+  // become nan.
   template <class S>
   HOST_DEVICE const int* order(const MatrixBatch<const S>& P, int m, S*, int* found, S* nan_target, int numbers) const {
     for (int c = threads.rank(); c < m; c += threads.size()) {
@@ -201,7 +202,7 @@ HOST_DEVICE void conjugate_all(const Threads& threads, N* numbers, int count) {
   }
 }
 
-// The upper triangle; a small matrix is read faster as a whole.
+// Reads the upper triangle; reading a small matrix as a whole is faster.
 template <class Loader, class S, class N>
 HOST_DEVICE void read_upper(const Loader& loader, const MatrixBatch<const S>& from, int n, N* to) {
   loader.read(from, n, n, to, loader.pitch(n), loader.template whole<S>(n * n) ? Part::kAll : Part::kUpper);

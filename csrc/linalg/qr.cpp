@@ -12,7 +12,7 @@ struct OneQr {
   using Matrix = CachedMatrix<T, Bytes>;
   int n, pitch;
 
-  // From which column on the derivative is undefined, given L = R^T.
+  // The column from which on the derivative is undefined, given L = R^T.
   int first_undefined(const T* L) const {
     const T rounding = static_cast<T>(n) * std::numeric_limits<T>::epsilon();
     for (int j = 0; j < determining<T>(n, n); ++j) {
@@ -83,7 +83,7 @@ struct CachedQr {
       std::fill(M + i * pitch, M + i * pitch + i + 1, T(0));
       for (int j = i + 1; j < n; ++j) M[i * pitch + j] -= X[i * pitch + j];
     }
-    for (int j = std::min(first, n - 1); j < n; ++j) L[j * pitch + j] = 1;  // of which only zeros are divided
+    for (int j = std::min(first, n - 1); j < n; ++j) L[j * pitch + j] = 1;  // these divide only zeros
     one.solve(L, M, scratch.matrix(4));
     transpose(S, pitch, n, n, X, pitch);
     for (int i = 0; i < n; ++i) std::copy(X + i * pitch, X + i * pitch + i + 1, M + i * pitch);

@@ -3,13 +3,13 @@
 //   manualgrad::linalg_qr_backward.kernel(Tensor? grad_Q, Tensor? grad_R, Tensor Q, Tensor R) -> (Tensor, Tensor)
 //       Q (*, m, n), R (*, n, n), m >= n; the second result is a 0-dim bool: whether nan is in the first
 //
-// Either dim up to kLaneOrder, order n of real square matrices up to kCachedOrder; float32, float64 and their complex
-// dtypes; any strides, all of one batch. Of R and grad_R the upper triangle has an effect. The result is contiguous
-// column-major, that of a matrix bitwise identical wherever it stands in the batch. From the first pivot on that is
-// zero to rounding, what is not zero of the cotangents is nan.
+// Both dims up to kLaneOrder, for real square matrices up to kCachedOrder; float32, float64 and their complex dtypes;
+// any strides, the same batch for all. Only the upper triangles of R and grad_R have an effect. The result is
+// contiguous and column-major. The result of a matrix is bitwise identical at any position in the batch. From the first
+// pivot on that is zero up to rounding, cotangents that are not zero become nan.
 //
-// Called by the formula of this name in torch_manualgrad/derivatives/linalg/qr.py, which has the mathematics, and, in
-// plain backwards, by csrc/calls.
+// Called by the formula of this name in torch_manualgrad/derivatives/linalg/qr.py, which states the mathematics, and,
+// in plain backwards, by csrc/calls.
 #pragma once
 
 #include "../math/qr.h"
@@ -23,7 +23,7 @@ namespace manualgrad {
 template <class S>
 struct QrArguments {
   using Scalar = S;
-  MatrixBatch<const S> Q, R, given_Q, given_R;  // those given: null for zero
+  MatrixBatch<const S> Q, R, given_Q, given_R;  // the last two: null for zero
   MatrixBatch<S> out;
 };
 
@@ -47,9 +47,9 @@ HOST_DEVICE RealOf<N> modulus(const N& a) {
   }
 }
 
-// From the first pivot of R on that is zero to rounding, beside the sum of its column's moduli: makes what is not zero
-// of the cotangents G of Q and S of R nan, and the pivots ones, as only zeros are divided by them. As vanishing() and
-// nan_unless_zero() in the Python files. S may be null. Returns which matrices have such a pivot.
+// From the first pivot of R on that is zero up to rounding, relative to the sum of its column's moduli: makes entries
+// of the cotangents G of Q and S of R nan if they are not zero, and the pivots ones, as only zeros are divided by them.
+// As vanishing() and nan_unless_zero() in the Python files. S may be null. Returns which matrices have such a pivot.
 template <class N>
 HOST_DEVICE MaskOf<N> settle_undefined(const N* R, N* G, N* S, N* pivots, int m, int n) {
   using T = RealOf<N>;

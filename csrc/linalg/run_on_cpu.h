@@ -1,5 +1,4 @@
-// How a batch of small matrices runs on the CPU: one matrix per lane, or one at a time where a kernel has a way for
-// that.
+// How a batch of small matrices runs on the CPU: one matrix per lane, or one at a time if a kernel supports that.
 #pragma once
 
 #include "blas/cached_matrix.h"
@@ -10,7 +9,7 @@ namespace manualgrad {
 // Cached: see run_cached(); void where no kernel of the operators has it.
 template <class Cached = void>
 struct Cpu {
-  // Up to which order vjps take real square matrices.
+  // The largest order of real square matrices in vjps.
   static constexpr int64_t kVjpOrder = kCachedOrder;
 
   // Kernel<S, F> over a batch that is not empty.

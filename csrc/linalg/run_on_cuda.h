@@ -13,7 +13,7 @@ namespace {
 constexpr int kThreads = 128, kWarp = 32, kSubgroup = 4;
 
 // Neighbouring lanes of a warp that share a matrix: all, or a power of two. The groups of a warp take the same steps,
-// so that they meet at the same barriers. Those of a subgroup share a pair of rows.
+// so that they reach the same barriers. The lanes of a subgroup share a pair of rows.
 struct LaneGroup {
   int lane, lanes;
   HOST_DEVICE int rank() const { return lane; }
@@ -38,7 +38,7 @@ struct LaneGroup {
   }
 };
 
-// Of an order that the compiler knows.
+// Matrices of an order that is known at compile time.
 template <class Kernel>
 __global__ void __launch_bounds__(kThreads) thread_kernel(Kernel kernel) {
   constexpr int kOrder = Kernel::kOrder;
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads) thread_kernel(Kernel kernel) {
   }
 }
 
-// `numbers`: the distance of the memory of two threads, which is odd, so that they use different banks.
+// `numbers`: the distance between the memory of two threads, which is odd, so that they use different banks.
 template <class Kernel>
 __global__ void __launch_bounds__(kWarp) shared_thread_kernel(Kernel kernel, int numbers) {
   extern __shared__ double2 shared[];
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kWarp) shared_thread_kernel(Kernel kernel, int
   }
 }
 
-// `lanes` for a matrix; `numbers`: the distance of the memory of two groups.
+// `lanes` for a matrix; `numbers`: the distance between the memory of two groups.
 template <class Kernel>
 __global__ void __launch_bounds__(kThreads, 5) lane_kernel(Kernel kernel, int lanes, int numbers) {
   extern __shared__ double2 shared[];
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads, 5) lane_kernel(Kernel kernel, int la
 constexpr const char* kSmallMatrices = "manualgrad: small matrices: ";
 constexpr int64_t kMostBlocks = 1 << 20;
 
-// Enough blocks of so many matrices each.
+// Enough blocks for a batch, with `each` matrices per block.
 inline int64_t blocks_of(int64_t batch, int64_t each) { return std::min((batch + each - 1) / each, kMostBlocks); }
 
 template <class Kernel>
@@ -100,14 +100,14 @@ template <class Kernel>
 void launch_lanes(const Tensor& like, const Kernel& kernel, int64_t order) {
   int lanes = Kernel::kUniform ? kSubgroup : kWarp;
   while (lanes < order) lanes *= 2;
-  Kernel largest = kernel;  // as large as with the gaps
+  Kernel largest = kernel;  // with the sizes that padded rows take
   if (Kernel::kPadded) largest.m_ |= 1, largest.n_ |= 1;
   int numbers = largest.scratch_size();
-  // rows of the same place in the matrices of a warp then use different banks
+  // the same row in the matrices of a warp then uses different banks
   if (lanes < kWarp) numbers = ((numbers + lanes - 1) / lanes | 1) * lanes;
   const int64_t groups = kWarp / lanes, warps = (kernel.batch + groups - 1) / groups;
   const size_t bytes = static_cast<size_t>(groups * numbers) * sizeof(typename Kernel::Scalar);
-  // more than a warp in a block where there are enough for every processor, and memory for them
+  // more than one warp in a block if there are enough for every processor, and memory for them
   constexpr int64_t kManyWarps = 512;
   const int64_t each =
       std::clamp<int64_t>(std::min<int64_t>(warps / kManyWarps, kGivenShared / bytes), 1, kThreads / kWarp);

@@ -1,9 +1,9 @@
-// What operators on batches of small matrices share: their arguments checked against each other, and the form of a
+// Shared by the operators on batches of small matrices: checks of their arguments against each other, and the form of a
 // kernel.
 //
-// A kernel is a batch of matrices and what is done with one of them, or with as many as there are lanes: its Scalar, a
-// member `batch`, m() and n(), scratch_size() (how many numbers it works on), work() (about how many operations it
-// takes) and run(loader, scratch), where the loader brings matrices in and out: MatrixLoader or LaneLoader.
+// A kernel is a batch of matrices and an operation on one of them, or on as many as there are lanes: its Scalar, a
+// member `batch`, m() and n(), scratch_size() (the amount of numbers it works on), work() (the approximate number of
+// operations) and run(loader, scratch), where the loader reads and writes matrices: MatrixLoader or LaneLoader.
 #pragma once
 
 #include "../base/dispatch.h"
@@ -19,15 +19,15 @@ enum class Unroll { kNever, kOnCuda, kAlways };
 
 using Pivots = MatrixBatch<const int32_t>;
 
-// The dims of a kernel's matrices. F is the order of a square matrix where the compiler knows it, else 0.
+// The dims of a kernel's matrices. F is the order of a square matrix if it is known at compile time, else 0.
 template <int F>
 struct Order {
   static constexpr int kOrder = F;
-  // Where the compiler knows small orders; whether the CPU has a way for one matrix at a time, and forms products
-  // there.
+  // On which devices small orders are known at compile time; whether the CPU can process one matrix at a time, and
+  // forms products then.
   static constexpr Unroll kUnroll = Unroll::kOnCuda;
   static constexpr bool kCached = false, kFormsProducts = false;
-  // Whether it asks the loader for the distance of rows.
+  // Whether it gets the distance between rows from the loader.
   static constexpr bool kPadded = false;
   // On CUDA, for orders unknown at compile time: the largest order with one thread per matrix, and whether control flow
   // is the same for all matrices, so that several groups can share a warp.
@@ -44,7 +44,7 @@ struct Order {
   }
 };
 
-// run(kernel) with these arguments, if Fixed for an order that the compiler knows where it is one of the smallest.
+// Calls run(kernel) with these arguments; if Fixed, with the order known at compile time if it is one of the smallest.
 template <template <class, int> class Kernel, bool Fixed, class Arguments, class Run>
 void with_order(const Arguments& arguments, int64_t batch, int64_t m, int64_t n, const Run& run) {
   const auto sized = [&](auto order) {
@@ -95,7 +95,7 @@ struct MatrixShape {
   }
 };
 
-// real_square: up to which order real square matrices are taken.
+// real_square: the largest order of real square matrices.
 inline MatrixShape matrix_shape(const char* where, const char* name, const Tensor& matrix,
                                 int64_t real_square = kLaneOrder) {
   MANUALGRAD_CHECK(matrix.dim() >= 2, where, name, ": expected matrices, got ", matrix.dim(), " dims");
@@ -113,7 +113,7 @@ inline MatrixShape square_shape(const char* where, const char* name, const Tenso
   return shape;
 }
 
-// Keeps alive what matrices point to.
+// Keeps the tensors alive that matrices point to.
 class KeptMatrices {
  public:
   template <class S>
@@ -130,7 +130,7 @@ class KeptMatrices {
   std::vector<Tensor> kept_;
 };
 
-// The same for a matrix that is to be decomposed: up to which order, and which smaller dim.
+// The same for a matrix that is to be decomposed, with limits for its larger and its smaller dim.
 inline MatrixShape decomposed_shape(const char* where, const Tensor& A, int64_t largest, int64_t largest_rank) {
   MANUALGRAD_CHECK(A.dim() >= 2, where, "A: expected matrices, got ", A.dim(), " dims");
   const int64_t m = A.size(-2), n = A.size(-1);
@@ -148,7 +148,7 @@ inline int64_t right_hand_sides(const char* where, const char* name, const Tenso
   return count;
 }
 
-// f(Tag<S>{}) for the dtype of what is to be filled, if it has an entry.
+// Calls f(Tag<S>{}) for the dtype of the tensor to fill, if it has an entry.
 template <class F>
 void dispatch_filled(const Tensor& result, const char* where, const char* name, const F& f) {
   dispatch_matrix(result.scalar_type(), where, name, [&](auto tag) {

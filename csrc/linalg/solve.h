@@ -6,11 +6,11 @@
 //   manualgrad::linalg_solve_jvp.kernel(
 //       Tensor? dA, Tensor? dB, Tensor X, Tensor A, Tensor LU, Tensor pivots, bool left) -> Tensor
 //
-// Either dim up to kLaneOrder, order n of real square matrices on the CPU up to kCachedOrder, but for tangents;
-// float32, float64 and their complex dtypes, int32 pivots; any strides, all of one batch. Results are contiguous, those
-// of a matrix bitwise identical wherever it stands in the batch.
+// Both dims up to kLaneOrder, for cotangents of real matrices on the CPU up to kCachedOrder; float32, float64 and their
+// complex dtypes, int32 pivots; any strides, the same batch for all. Results are contiguous. The result of a matrix is
+// bitwise identical at any position in the batch.
 //
-// Called by the formulas of these names in torch_manualgrad/derivatives/linalg/solve.py, which have the mathematics,
+// Called by the formulas of these names in torch_manualgrad/derivatives/linalg/solve.py, which state the mathematics,
 // and, in plain backwards, by csrc/calls.
 #pragma once
 
@@ -61,7 +61,7 @@ struct SolveVjp : SolveArguments<S>, Order<F> {
 template <class S>
 struct SolveJvpArguments {
   using Scalar = S;
-  MatrixBatch<const S> factors, solution, matrix_tangent, right_tangent;  // of the tangents null for zero
+  MatrixBatch<const S> factors, solution, matrix_tangent, right_tangent;  // tangents may be null, for zero
   Pivots pivots;
   MatrixBatch<S> out;
 };

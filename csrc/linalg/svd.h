@@ -10,8 +10,8 @@
 //
 // U is (*, m, k), S (*, k), Vh (*, k, n) with k = min(m, n); float32, float64 and their complex dtypes; any strides.
 // Results are contiguous. The last is a 0-dim bool: whether rule 4 applied anywhere.
-// svd_jacobi: those of a matrix are bitwise identical wherever it stands in the batch; an inf or a nan gives nan in
-// all.
+// svd_jacobi: the results of a matrix are bitwise identical at any position in the batch; an inf or a nan makes all of
+// them nan.
 //
 // Called by the formulas of these names in torch_manualgrad/derivatives/linalg/svd.py and, in plain backwards, by
 // csrc/calls; svd_jacobi by torch_manualgrad/primal/svd.py.
@@ -26,8 +26,7 @@
 
 namespace manualgrad {
 
-// A (m, n) with m >= n, or the adjoint of what was given (`turned`). `y` takes the rows of U^H of that, `x` those of
-// V^H.
+// A (m, n) with m >= n: the given matrix, or its adjoint (`turned`). `y` gets the rows of U^H of A, `x` those of V^H.
 template <class S>
 struct SvdJacobiArguments {
   using Scalar = S;

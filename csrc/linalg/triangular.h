@@ -4,11 +4,12 @@
 //       Tensor grad, Tensor A, Tensor X, bool upper, bool left, bool unitriangular) -> (Tensor gA, Tensor gB)
 //       A (*, n, n); X (*, n, k), or (*, k, n) if not left
 //
-// Either dim up to kLaneOrder; float32, float64 and their complex dtypes; any strides, all of one batch. Of A one
-// triangle has an effect, without the diagonal if that counts as ones. A pivot of zero gives inf or nan in its matrix.
-// Results are contiguous, those of a matrix bitwise identical wherever it stands in the batch.
+// Both dims up to kLaneOrder; float32, float64 and their complex dtypes; any strides, the same batch for all. Only one
+// triangle of A has an effect, without the diagonal if that counts as ones. A pivot of zero gives inf or nan in its
+// matrix. Results are contiguous. The result of a matrix is bitwise identical at any position in the batch.
 //
-// Called by the formula of this name in torch_manualgrad/derivatives/linalg/triangular.py, which has the mathematics.
+// Called by the formula of this name in torch_manualgrad/derivatives/linalg/triangular.py, which states the
+// mathematics.
 #pragma once
 
 #include "../math/triangular.h"

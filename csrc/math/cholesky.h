@@ -45,8 +45,8 @@ HOST_DEVICE void cholesky_vjp(const Threads& threads, const N* R, N* G, N* inver
   hermitian_part<true>(threads, G, n, pitch);
 }
 
-// R (n, n): the transpose of L, an upper triangle. A: the tangent of L L^H, of which the Hermitian part is taken;
-// becomes that of L.
+// R (n, n): the transpose of L, an upper triangle. A: the tangent of L L^H, whose Hermitian part is taken; becomes the
+// tangent of L.
 template <class Threads, class N>
 HOST_DEVICE void cholesky_jvp(const Threads& threads, const N* R, N* A, N* inverse, int n, int pitch) {
   constexpr Sum kSubtract = Sum::kSubtract;

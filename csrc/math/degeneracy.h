@@ -79,9 +79,9 @@ HOST_DEVICE RealOf<N> modulus_of(const N& a) {
   }
 }
 
-// --- where no rule is needed ----------------------------------------------------------------------------------------
+// --- without rules --------------------------------------------------------------------------------------------------
 
-// 1/d, or what broadening puts in its place.
+// 1/d, or its replacement with broadening.
 template <class R>
 HOST_DEVICE R broadened(const R& d, const Limits<R>& limits) {
   const R t = d / limits.width;
@@ -100,7 +100,7 @@ template <class N>
 struct Entries {
   N x, x_turned, y, y_turned;
 };
-// Of N and M, or of q and r.
+// A pair of N and M, or of q and r.
 template <class N>
 struct Two {
   N difference, sum;
@@ -133,14 +133,14 @@ HOST_DEVICE Two<N> plain(const Entries<N>& at, const RealOf<N>& s_i, const RealO
 
 // --- the rules, for scalars -----------------------------------------------------------------------------------------
 
-// How large rounding errors are in the inner products of a vector of norm 1 with one of this norm and length.
+// The size of rounding errors in the inner product of a vector of norm 1 with one of this norm and length.
 template <class T>
 HOST_DEVICE T noise_of(double norm, int64_t length) {
   return static_cast<T>(8 * square_root(static_cast<double>(length)) *
                         static_cast<double>(std::numeric_limits<T>::epsilon()) * norm);
 }
 
-// One matrix. `size()` is the largest entry of the gradient elsewhere, asked for only where rule 3 needs it.
+// One matrix. `size()` is the largest entry of the gradient elsewhere, called only if rule 3 needs it.
 template <class S, class Size>
 struct Rules {
   using T = RealOf<S>;
@@ -163,7 +163,8 @@ struct Rules {
   }
   HOST_DEVICE S resolve(const S& n, T d, T noise) { return resolve(n, d, noise, S{}); }
 
-  // q_ij and r_ij, i != j. `g` is null without a cotangent of the values, else it and `diagonal`, that of H, count.
+  // q_ij and r_ij, i != j. `g` is null without a cotangent of the values; otherwise `g` and `diagonal`, the diagonal of
+  // H, are used.
   template <class D>
   HOST_DEVICE Two<S> pair(const Entries<S>& at, int64_t i, int64_t j, const T* s, const T* g, T h_i, T h_j, T noise) {
     const Two<S> n = numerators<D>(at);
@@ -173,7 +174,7 @@ struct Rules {
     } else {
       const S h = (at.x + conjugate(at.x_turned) + at.y + conjugate(at.y_turned)) * T(D::kSvd ? 0.25 : 0.5);
       const T squares = h_i * h_i + h_j * h_j, products = g[i] * h_i + g[j] * h_j, size = g[i] * g[i] + g[j] * g[j];
-      const bool known = squares > noise * noise;  // else any function may be meant, and zero is taken
+      const bool known = squares > noise * noise;  // else the function is ambiguous, and zero is used
       const T c = known ? products / squares : T(0);
       const double eps = static_cast<double>(std::numeric_limits<T>::epsilon());
       const T small = static_cast<T>(square_root(eps) * square_root(square_root(eps)));

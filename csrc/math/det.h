@@ -5,9 +5,9 @@
 
 namespace manualgrad {
 
-// adj(L U) = det U D U^-1 E L^-1 where some pivots are zero: replaces these by ones, in U without the entries that fall
-// out, and gives the product of the others. See adjugate_from_lu in torch_manualgrad/derivatives/linalg/adjugate.py.
-// zeros[i]: how many of the pivots up to i were zero.
+// adj(L U) = det U D U^-1 E L^-1 if some pivots are zero: replaces these by ones, clears the entries of U that drop
+// out, and returns the product of the other pivots. See adjugate_from_lu in
+// torch_manualgrad/derivatives/linalg/adjugate.py. zeros[i]: how many of the pivots up to i were zero.
 template <class N>
 HOST_DEVICE N without_zeros(N* F, RealOf<N>* zeros, int n, int pitch) {
   using R = RealOf<N>;
@@ -27,8 +27,8 @@ HOST_DEVICE N without_zeros(N* F, RealOf<N>* zeros, int n, int pitch) {
   return product;
 }
 
-// Clears the rows that have no part in the adjugate: those with a zero pivot after them, or one before. The caller
-// synchronizes.
+// Clears the rows that do not contribute to the adjugate: those with a zero pivot after them, or before them. The
+// caller synchronizes.
 template <bool After, class Threads, class N>
 HOST_DEVICE void clear_rows(const Threads& threads, const RealOf<N>* zeros, N* Y, int n, int pitch) {
   for (int i = 0; i < n; ++i) {

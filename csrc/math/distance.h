@@ -31,7 +31,7 @@ HOST_DEVICE Slice<T> pair_slice(Power power, const T* left, const T* right, int6
   return norm_slice(power, g, trusted(stored, trust) ? stored : pair_norm(left, right, count, stored, p));
 }
 
-// p = inf: a stored norm that no element attains is another's; the largest modulus takes its place.
+// p = inf: a stored norm that no element attains is not the norm of this difference; the largest modulus replaces it.
 template <class T>
 HOST_DEVICE Slice<T> extreme_slice(const T* left, const T* right, int64_t count, T g, T stored) {
   T extreme = 0;

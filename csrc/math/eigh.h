@@ -6,7 +6,7 @@
 
 namespace manualgrad {
 
-// A (n, n), of which the lower or the upper triangle counts, overwritten: L, and the rows of V^H in Y (n, n).
+// A (n, n), of which one triangle is read, is overwritten. Results: L, and the rows of V^H in Y (n, n).
 template <class N, class Threads>
 HOST_DEVICE void eigh(const Threads& threads, N* A, N* Y, RealOf<N>* L, int n, bool lower) {
   using R = RealOf<N>;

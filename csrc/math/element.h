@@ -17,8 +17,8 @@
 // instructions. The second is for lambdas.
 #define HOST_INLINE inline __attribute__((always_inline))
 #define MANUALGRAD_INLINED __attribute__((always_inline))
-// For functions that other files share, or that many callers do. GCC leaves the upper halves of registers dirty around
-// calls of functions it knows, and SSE code then waits for them; it also makes copies of them for each caller.
+// For functions that several files or many callers share. GCC leaves the upper halves of registers dirty around calls
+// of functions whose definition it sees, which stalls SSE code; it also makes a copy of them for each caller.
 #if defined(__clang__) || defined(__CUDACC__)
 #define MANUALGRAD_NOT_INLINED __attribute__((noinline))
 #else
@@ -50,7 +50,7 @@ template <class S>
 using Real = typename ElementTraits<S>::real;
 template <class S>
 using RealCompute = Compute<Real<S>>;
-// Of a real dtype as stored, the smallest normal number.
+// The smallest normal number of a real dtype, as stored.
 template <class S>
 inline constexpr double kSmallestNormal = static_cast<double>(std::numeric_limits<Compute<S>>::min());
 

@@ -43,7 +43,7 @@ HOST_DEVICE void lu(const Threads& threads, N* A, RealOf<N>* order, int m, int n
     if (j + 1 == m) break;
     const R scale = near_reciprocal(extent(A[j * n + j]));
     N inverse = reciprocal(A[j * n + j] * scale);
-    // all that is below a pivot of zero is zero, and stays it
+    // all entries below a zero pivot are zero, and stay zero
     inverse = select(pivot_size(A[j * n + j]) == R{}, N{}, inverse);
     for (int i = j + 1 + threads.rank(); i < m; i += threads.size()) A[i * n + j] = A[i * n + j] * scale * inverse;
     threads.sync();

@@ -36,7 +36,7 @@ struct GaussLegendre {
   }
 };
 
-// How many terms and nodes are taken, and up to where the integrand is: what is cut off is below the rounding error.
+// The numbers of terms and nodes, and the upper end of the integral: the remainder is below the rounding error.
 template <class T>
 struct GammaTerms;
 template <>
@@ -144,7 +144,8 @@ HOST_DEVICE double gamma_slope_by_quadrature(double a, double x, double logs,
   return bound * total;
 }
 
-// dx/da; 0 at x = 0, and nan where there is no such sample. Takes the rule, as a static variable has a lock.
+// dx/da; 0 at x = 0, and nan where x is not a sample. The quadrature rule is an argument, as a static variable has a
+// lock.
 template <class T>
 HOST_DEVICE T gamma_sample_slope(T shape, T sample, const GaussLegendre<GammaTerms<T>::kNodes>& rule) {
   const double a = shape, x = sample;

@@ -1,8 +1,9 @@
-// What Jacobi's methods for small matrices share: scaling, rotations, the order and the phases of the results.
+// Shared by Jacobi's methods for small matrices: scaling, rotations, the order and the phases of the results.
 //
 // N is a number of number.h: of one matrix, or of as many as there are lanes. Matrices are row-major, without gaps. A
-// lane takes part in a rotation only while its own matrix needs it, so that its result does not depend on the others;
-// and as every operation rounds by itself, one matrix, matrices in lanes, or one shared by a warp give the same bits.
+// lane takes part in a rotation only while its own matrix needs it, so that its result does not depend on the others.
+// As every operation rounds separately, results are bitwise identical for one matrix, for matrices in lanes, and for
+// a matrix that a warp shares.
 #pragma once
 
 #include "scaling.h"
@@ -44,13 +45,13 @@ HOST_DEVICE R least_square() {
 
 // --- scaling --------------------------------------------------------------------------------------------------------
 
-// The power of two by which a matrix was multiplied, and what its results are to be increased by: 0, or nan.
+// The power of two by which a matrix was multiplied, and the number to add to its results: 0, or nan.
 template <class R>
 struct Scaling {
   R factor, poison;
 };
 
-// Entries of modulus near 1 at most. A matrix with an inf or a nan becomes zero, and its results nan.
+// Scales the entries to a modulus of at most about 1. A matrix with an inf or a nan becomes zero, and its results nan.
 template <class N, class Threads>
 HOST_DEVICE Scaling<RealOf<N>> scale(const Threads& threads, N* A, int count) {
   using R = RealOf<N>;
@@ -68,10 +69,9 @@ HOST_DEVICE Scaling<RealOf<N>> scale(const Threads& threads, N* A, int count) {
   return scaling;
 }
 
-// --- phases
-// ------------------------------------------------------------------------------------------------------------
+// --- phases ---------------------------------------------------------------------------------------------------------
 
-// a = size * phase; of what is nearly zero the phase is 1.
+// a = size * phase; if a is nearly zero, the phase is 1.
 template <class N>
 struct Polar {
   RealOf<N> size;
@@ -93,14 +93,14 @@ HOST_DEVICE Polar<N> polar(const N& a) {
 
 // --- rotations ------------------------------------------------------------------------------------------------------
 
-// The pairs of one step of a tournament in which everyone of n meets everyone else, in n - 1 or n steps.
+// The pairs of one step of a round-robin tournament of n players, which has n - 1 or n steps.
 struct Tournament {
   int n;
   HOST_DEVICE explicit Tournament(int size) : n(size) {}
   HOST_DEVICE int players() const { return n + n % 2; }
   HOST_DEVICE int steps() const { return players() - 1; }
   HOST_DEVICE int pairs() const { return players() / 2; }
-  // p < q; q = n says that p is left out.
+  // p < q; q = n means that p is left out.
   HOST_DEVICE void pair(int step, int k, int& p, int& q) const {
     const int last = steps();
     int a = step + k, b = step - k;
@@ -138,8 +138,7 @@ HOST_DEVICE Rotation<N> rotation(const RealOf<N>& a, const RealOf<N>& b, const N
   return {c, tangent * c, tangent};
 }
 
-// --- order and phases of the results
-// -----------------------------------------------------------------------------------
+// --- order and phases of the results --------------------------------------------------------------------------------
 
 // Rows in descending order of s.
 template <class N, class Threads>
@@ -160,8 +159,8 @@ HOST_DEVICE void sort_rows(const Threads& threads, RealOf<N>* s, N* X, N* Y, int
   }
 }
 
-// The convention for signs and phases: in each row of X, the first entry that is not small beside the largest, real and
-// positive. The limit, of squares, is no number that matrices met in practice are likely to have as a ratio of entries.
+// The convention for signs and phases: in each row of X, the first entry that is not small relative to the largest is
+// real and positive. The limit, for squares, is an unlikely ratio of entries of matrices in practice.
 template <class T>
 HOST_DEVICE constexpr T phase_limit() {
   return T(0.1371);

@@ -13,7 +13,7 @@ HOST_DEVICE void lu_vjp(const Threads& threads, const N* F, N* G, N* inverse, in
   constexpr Factor kConjugate = Factor::kConjugate;
   const int k = m < n ? m : n;
   invert_diagonal<kConjugate>(threads, F, pitch, k, inverse);
-  if (m > n && lower) {  // the last rows R, and what they take from the cotangent of U
+  if (m > n && lower) {  // the last rows R, and what they subtract from the cotangent of U
     N* R = G + k * pitch;
     for (int j = n - 1; j >= 0; --j) {
       step<kSubtract, kConjugate>(threads, StridedVector<N>{R + j, pitch}, {F + j * pitch + j + 1, 1},
@@ -41,8 +41,8 @@ HOST_DEVICE void lu_vjp(const Threads& threads, const N* F, N* G, N* inverse, in
   }
 }
 
-// B (m, n): the tangent of L U; becomes that of L below the diagonal and zero from it on. dU (k, n): takes that of U on
-// the diagonal and above.
+// B (m, n): the tangent of L U; becomes the tangent of L below the diagonal and zero from it on. dU (k, n): gets the
+// tangent of U on the diagonal and above.
 template <class Threads, class N>
 HOST_DEVICE void lu_jvp(const Threads& threads, const N* F, N* B, N* dU, N* inverse, int m, int n, int pitch) {
   constexpr Sum kAdd = Sum::kAdd, kSubtract = Sum::kSubtract;

@@ -1,4 +1,4 @@
-// Numbers of which the arithmetic of small matrices is made, written once for all of them:
+// The numbers for the arithmetic of small matrices, which is written once for all of them:
 //   a scalar (float, double) or Complex of it: one matrix at a time (a CUDA thread, or a matrix too large for lanes);
 //   Lanes<T> or Complex<Lanes<T>>: as many matrices at once as a vector of the processor has places (host only).
 // Comparisons of Lanes give masks, one entry per lane, which select() takes; of scalars they give bool.
@@ -12,12 +12,12 @@
 namespace manualgrad {
 
 #if !defined(__CUDACC__)
-// Everything here is inlined, so the calling convention of vectors, which depends on the instruction set, is of no
+// Everything here is inlined, so the calling convention of vectors, which depends on the instruction set, does not
 // matter.
 #pragma GCC diagnostic ignored "-Wpsabi"
 
-// The bytes of the widest vectors there are. Code compiled for narrower ones takes lanes of their width: GCC splits a
-// vector that is too wide only in registers, and loses it to memory elsewhere.
+// The bytes of the widest vectors there are. Code compiled for narrower vectors uses lanes of their width: GCC splits a
+// vector that is too wide only in registers, and spills it to memory elsewhere.
 constexpr int kLaneBytes = 64;
 template <class T, int Bytes = kLaneBytes>
 constexpr int kLanes = Bytes / static_cast<int>(sizeof(T));
@@ -35,7 +35,7 @@ struct Lanes {
 
   Lanes() = default;
   HOST_DEVICE Lanes(const values& from) : v(from) {}
-  // GCC copies a plain struct of 32 bytes in halves, through memory, and then waits for both to arrive there.
+  // GCC copies a plain struct of 32 bytes in halves, through memory, and then stalls until both are stored.
   HOST_DEVICE Lanes(const Lanes& from) : v(from.v) {}
   HOST_DEVICE Lanes& operator=(const Lanes& from) {
     v = from.v;
@@ -237,7 +237,7 @@ HOST_DEVICE float absolute(float a) { return std::fabs(a); }
 HOST_DEVICE double absolute(double a) { return std::fabs(a); }
 HOST_DEVICE bool any(bool mask) { return mask; }
 
-// Between values: the choice between two places in memory would keep an array out of registers on a GPU.
+// Chooses between values: a choice between two places in memory would keep an array out of registers on a GPU.
 template <class N>
 HOST_DEVICE N select(bool mask, const N& yes, const N& no) {
   const N first = yes, second = no;

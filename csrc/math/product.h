@@ -5,8 +5,8 @@
 
 namespace manualgrad {
 
-// c (m, n, row-major) = a b, c + a b, c - a b or -a b, in order of k; conjugates of the entries of a, or of b, if they
-// say so. Rows by Columns entries of c at a time.
+// c (m, n, row-major) = a b, c + a b, c - a b or -a b, in order of k, with the entries of a, or of b, conjugated as OfA
+// and OfB say. Rows by Columns entries of c at a time.
 template <Sum How, Factor OfA, Factor OfB>
 struct Product {
   static constexpr bool kFromC = How == Sum::kAdd || How == Sum::kSubtract;

@@ -43,7 +43,7 @@ HOST_DEVICE void tall_qr_vjp(const Threads& threads, const N* Q, const N* R, N* 
                       m);  // transposed: G R^-H
 }
 
-// The same without the use of full rank: with H = Q^H G, T = R S^H and K = H + T it is
+// The same without using full rank: with H = Q^H G, T = R S^H and K = H + T it is
 // (G + Q (phi(K - K^H) - H)) R^-H + Q S. H, T: memory for (n, n). inverse: the conjugate of the diagonal's.
 template <class Threads, class N>
 HOST_DEVICE void deficient_qr_vjp(const Threads& threads, const N* Q, const N* R, N* G, N* S, N* H, N* T,
@@ -79,8 +79,8 @@ HOST_DEVICE void deficient_qr_vjp(const Threads& threads, const N* Q, const N* R
   }
 }
 
-// The same as tall_qr_vjp() for a square Q, with W^H = R^H inner^H in place of W = inner R^-H: upper triangles, as all
-// others.
+// The same as tall_qr_vjp() for a square Q, with W^H = R^H inner^H instead of W = inner R^-H: upper triangles, like all
+// the others.
 template <class Threads, class N>
 HOST_DEVICE void square_qr_vjp(const Threads& threads, const N* Q, const N* R, N* G, const N* S, N* M, N* inverse,
                                int n) {
@@ -101,7 +101,7 @@ HOST_DEVICE void square_qr_vjp(const Threads& threads, const N* Q, const N* R, N
   }
   threads.sync();
   invert_diagonal<Factor::kPlain>(threads, inverse, 0, n, inverse);
-  for (int i = n - 1; i >= 0; --i) {  // R^-1; of a real matrix nothing is divided by the last pivot
+  for (int i = n - 1; i >= 0; --i) {  // R^-1; for a real matrix, nothing is divided by the last pivot
     const int first = kComplex ? i : i + 1;
     step<Sum::kSubtract, Factor::kPlain>(threads, StridedVector<N>{M + i * n + first, 1}, {R + i * n + i + 1, 1},
                                          {M + (i + 1) * n + first, n, 1}, n - 1 - i, n - first, inverse[i]);

@@ -1,7 +1,7 @@
-// What is done to a segment, one number (a scalar, or Lanes across columns) at a time, on host and device.
+// Operations on a segment, one number (a scalar, or Lanes across columns) at a time, on host and device.
 //
-// An operation gathers its segment's rows into a and b, in one pass over them or in two; `finish` turns these into what
-// each row of the result needs, and `apply` makes that row. Where there is no `apply`, a is the result.
+// An operation gathers its segment's rows into a and b, in one pass over them or in two; `finish` turns these into the
+// values that each row of the result needs, and `apply` computes that row. Without an `apply`, a is the result.
 //
 //   sum:                   a = sum x
 //   amax:                  a = max x, nan if there is one
@@ -53,7 +53,7 @@ struct Floating<double> {
   static constexpr double kLn2 = 6.93147180369123816490e-01, kLn2Rest = 1.90821492927058770002e-10;
 };
 
-// By its bits: a vector is not compared with itself at once, but lane by lane.
+// Tests the bits: comparing a vector with itself is compiled to one comparison per lane.
 template <class N>
 HOST_DEVICE MaskOf<N> is_nan(const N& x) {
   using F = Floating<BaseOf<N>>;
@@ -178,7 +178,7 @@ struct Largest {
   }
 };
 
-// nan is the largest. The bits of one are set in the result: two selections in a row would be made lane by lane.
+// nan is the largest. The bits of a nan are set in the result: two selections in a row would be compiled lane by lane.
 struct LargestOrNan : Largest {
   template <class N>
   HOST_DEVICE static N both(const N& a, const N& b) {
@@ -216,7 +216,7 @@ struct Operation {
   HOST_DEVICE static Gathered<N> finish(const Gathered<N>& of) {
     return of;
   }
-  // What `apply` needs in a part whose own a is given, from what is finished of the whole segment.
+  // The values that `apply` needs in a part, given the part's own a and the finished values of the whole segment.
   template <class N>
   HOST_DEVICE static Gathered<N> of_part(const Gathered<N>& finished, const N&) {
     return finished;
@@ -231,8 +231,8 @@ struct SegmentAmax : Operation<LargestOrNan> {
   static constexpr bool kRows = false;
 };
 
-// x is shifted by the maximum, but by 0 where that is -inf: such a part of a segment adds nothing to the others, and
-// where the whole segment is such, x - a is nan. nan is no maximum, and comes back with the sum.
+// x is shifted by the maximum, but by 0 if that is -inf: such a part of a segment adds nothing to the others, and if
+// the whole segment is such, x - a is nan. nan does not count in the maximum, and comes back with the sum.
 struct Exponentials : Operation<Largest> {
   static constexpr int kPasses = 2;
 

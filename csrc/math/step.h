@@ -1,6 +1,6 @@
-// The step that the derivatives of triangular factors are made of: on a part of a row or a column, of which the entries
-// are shared among the threads of a group. N is a number of number.h; matrices are row-major, without gaps where there
-// is no `pitch`, the distance of neighbouring rows.
+// The step that the derivatives of triangular factors are made of: on a part of a row or a column, whose entries are
+// shared among the threads of a group. N is a number of number.h; matrices are row-major, without gaps unless there is
+// a `pitch`, the distance between neighbouring rows.
 #pragma once
 
 #include "matrix.h"
@@ -105,7 +105,7 @@ HOST_DEVICE void invert_diagonal(const Threads& threads, const N* F, int pitch, 
   threads.sync();
 }
 
-// Below the diagonal of a (m, n), or on it and above, of which nothing is left.
+// Clears a (m, n) below the diagonal, or on it and above.
 template <class Threads, class N>
 HOST_DEVICE void clear(const Threads& threads, Part part, N* a, int m, int n, int pitch) {
   for (int i = 0; i < m; ++i) {

@@ -1,7 +1,7 @@
 // The singular value decomposition of a small matrix by Jacobi rotations: Drmac and Veselic, New fast and accurate
 // Jacobi SVD algorithm, 2008. For m >= n:
-//   1. A = Q R with the columns in order of what is left of their norms, A = Q R P^T. Rows of R are far nearer to
-//      orthogonal than columns of A.
+//   1. A = Q R with the columns in order of their remaining norms, A = Q R P^T. Rows of R are far nearer to orthogonal
+//      than columns of A.
 //   2. J^H R = X with orthogonal rows, by rotations of pairs of rows; Y = J^H.
 //   3. X = diag(s) W once sorted, and X = (triangle) W by reflections: W is unitary also where X has rows of zeros. As
 //      the rows are orthogonal, the triangle is the diagonal, to the precision at hand.
@@ -12,8 +12,7 @@
 
 namespace manualgrad {
 
-// --- reflections
-// -------------------------------------------------------------------------------------------------------
+// --- reflections ----------------------------------------------------------------------------------------------------
 
 // The reflection I - tau v v^H that takes a vector x to -phase |x| e_1: v = x, but for v_1 = phase (|x_1| + |x|).
 template <class N>
@@ -22,7 +21,8 @@ struct Reflection {
   RealOf<N> tau;
 };
 
-// Of a vector of this length, with this first entry and sum of squares. A vector of length one, or near zero, stays.
+// The reflection of a vector of this length, with this first entry and sum of squares. A vector of length one, or near
+// zero, stays.
 template <class N>
 HOST_DEVICE Reflection<N> reflection(const N& first, const RealOf<N>& square, int length) {
   using R = RealOf<N>;
@@ -35,8 +35,7 @@ HOST_DEVICE Reflection<N> reflection(const N& first, const RealOf<N>& square, in
   return {x.phase * sum, x.phase, select(none, R{}, one / select(none, one, sum * norm))};
 }
 
-// --- the decomposition
-// -------------------------------------------------------------------------------------------------
+// --- the decomposition ----------------------------------------------------------------------------------------------
 
 // B (m, n) := its reflections below and on the diagonal, with their tau; R goes to X (n, n), with the columns in the
 // order of `order`, which holds n numbers.
@@ -46,7 +45,7 @@ HOST_DEVICE void factor_qr(const Threads& threads, N* B, N* X, RealOf<N>* tau, R
   for (int j = threads.rank(); j < n; j += threads.size()) order[j] = real_number<R>(static_cast<BaseOf<R>>(j));
   threads.sync();
   for (int j = 0; j < n; ++j) {
-    // what is left of the columns, the largest first
+    // the remaining norms of the columns, the largest first
     R best{}, at{};
     for (int c = j; c < n; ++c) {
       R square{};
@@ -202,7 +201,7 @@ HOST_DEVICE void apply_q(const Threads& threads, const N* B, const RealOf<N>* ta
   threads.sync();
 }
 
-// What the decomposition of an (m, n) matrix, m >= n, needs beside the matrix.
+// What the decomposition of an (m, n) matrix, m >= n, needs besides the matrix.
 template <class N>
 struct SvdMemory {
   N *X, *Y, *phases;

@@ -15,14 +15,14 @@ struct SingleThread {
   HOST_DEVICE constexpr int place() const { return 0; }
   HOST_DEVICE constexpr int width() const { return 1; }
   HOST_DEVICE void sync() const {}
-  // The largest that any of the threads has.
+  // The largest value of all threads.
   template <class R>
   HOST_DEVICE R largest(const R& value) const {
     return value;
   }
 };
 
-// One thread whose steps are inlined, for orders that the compiler knows.
+// One thread whose steps are inlined, for orders that are known at compile time.
 struct InlinedThread : SingleThread {};
 
 template <class Threads>

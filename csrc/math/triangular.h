@@ -32,7 +32,7 @@ struct Ones {
   HOST_DEVICE Unscaled operator[](int) const { return {}; }
 };
 
-// Y (n, r) := U^-H Y for an upper triangle U. inverse: the conjugate of that of its diagonal.
+// Y (n, r) := U^-H Y for an upper triangle U. inverse: the conjugate of the inverse of its diagonal.
 template <class Threads, class N, class Diagonal>
 HOST_DEVICE void solve_upper_adjoint(const Threads& threads, const StridedMatrix<const N>& U, const StridedMatrix<N>& Y,
                                      const Diagonal& inverse, int n, int r) {
@@ -77,8 +77,8 @@ HOST_DEVICE void triangle_of_product(const Threads& threads, const N* A, const N
 }
 
 // T (n, n): an upper triangle, or the transpose of a lower one; becomes its cotangent, zero elsewhere. G (n, r): the
-// cotangent of the solution; becomes that of the right-hand sides. X: the conjugate of the solution. r_pitch: of the
-// rows of both.
+// cotangent of the solution; becomes that of the right-hand sides. X: the conjugate of the solution. r_pitch: the
+// distance between the rows of both.
 template <class Threads, class N, class Diagonal>
 HOST_DEVICE void triangular_vjp(const Threads& threads, N* T, N* G, const N* X, const Diagonal& inverse, bool upper,
                                 bool unitriangular, int n, int r, int pitch, int r_pitch) {

@@ -1,6 +1,6 @@
 // Products and triangular solves with one real matrix that stays in the cache: for matrices too large for lanes, and
-// too small for BLAS, whose calls cost more there than its arithmetic. By rows, which are `pitch` apart; rows are
-// filled up with zeros to a multiple of kRowStep entries. Host code.
+// too small for BLAS, whose call overhead exceeds its arithmetic there. Row-major; rows are `pitch` apart and padded
+// with zeros to a multiple of kRowStep entries. Host code.
 #pragma once
 
 #include <algorithm>
@@ -56,7 +56,7 @@ StridedMatrix<const T> matrix_of(const MatrixBatch<const T>& batch, int64_t b) {
   return {batch.data + b * batch.batch_stride, batch.row_stride, batch.column_stride};
 }
 
-// Matrix b of a batch, (m, n), to rows that are filled up with zeros.
+// Copies matrix b of a batch, (m, n), to rows that are padded with zeros.
 template <class T>
 void load_rows(const MatrixBatch<const T>& from, int64_t b, int m, int n, T* to, int pitch) {
   const T* start = from.data + b * from.batch_stride;
@@ -72,19 +72,19 @@ void load_rows(const MatrixBatch<const T>& from, int64_t b, int m, int n, T* to,
   if (n == pitch) return;
   for (int i = 0; i < m; ++i) std::fill(to + i * pitch + n, to + (i + 1) * pitch, T(0));
 }
-// Whether rows of so many entries are no shorter than the widest vectors.
+// Whether rows of n entries are no shorter than the widest vectors.
 template <class T>
 bool fills_vectors(int n) {
   return n >= kRowStep<T>;
 }
-// The same as they are in memory, where they lie in one piece there and fill vectors.
+// The rows in memory, if each is contiguous and fills vectors; otherwise a copy, as above.
 template <class T>
 Rows<const T> rows_of(const MatrixBatch<const T>& from, int64_t b, int m, int n, T* to, int pitch) {
   if (from.column_stride == 1 && fills_vectors<T>(n)) return {from.data + b * from.batch_stride, from.row_stride};
   load_rows(from, b, m, n, to, pitch);
   return {to, pitch};
 }
-// The same of order n without what is below the diagonal, or above it, the diagonal kept or not.
+// Copies a matrix of order n without the entries below the diagonal, or above it, the diagonal kept or not.
 template <class T>
 void load_upper(const MatrixBatch<const T>& from, int64_t b, int n, T* to, int pitch) {
   load_rows(from, b, n, n, to, pitch);
@@ -96,7 +96,7 @@ void load_lower(const MatrixBatch<const T>& from, int64_t b, int n, T* to, int p
   for (int i = 0; i < n; ++i) std::fill(to + i * pitch + i + (diagonal ? 1 : 0), to + i * pitch + n, T(0));
 }
 
-// What is done with one matrix of order n, rows `pitch` apart.
+// Operations on one matrix of order n, with rows `pitch` apart.
 template <class T, int Bytes>
 struct CachedMatrix {
   int n, pitch;
@@ -131,9 +131,10 @@ struct CachedMatrix {
                                                    inverse, int64_t{n}, columns, Rows<T>{Y[n - 1], -Y.pitch}, false);
   }
 
-  // X u = tril(G^T L)^T for X lower triangular, column by column: those of X are rows of W, from which what is above
-  // them is taken off first. G and L are lower triangular; the coefficients of u^T are given. Y: memory for kBlock
-  // rows. strict: X has no diagonal; else that of G^T L counts half.
+  // Solves X u = tril(G^T L)^T for X lower triangular, column by column. The columns of X are rows of W; the
+  // contribution of the entries above X, which W already holds, is subtracted first. G and L are lower triangular; the
+  // coefficients of u^T are given. Y: memory for kBlock rows. strict: X has no diagonal; otherwise the diagonal of G^T
+  // L counts half.
   void couple(const T* G, const T* L, const StridedMatrix<const T>& u, bool strict, T* W, T* Y) const {
     for (int end = n; end > 0;) {
       const int begin = (end - 1) / kBlock * kBlock, count = end - begin;
@@ -180,7 +181,7 @@ class CachedScratch {
     if (pivots.data != nullptr) order_of_pivots(pivots, b, n, n, order_.data(), 1);
     return order_.data();
   }
-  // The same of a permutation matrix; null if it is none.
+  // The order of a permutation matrix P; null if P is not a permutation matrix.
   const int* order(const MatrixBatch<const T>& P, int64_t b, int n) {
     order_.resize(static_cast<size_t>(n));
     std::vector<T> places(order_.size()), seen(order_.size());
@@ -200,14 +201,14 @@ class CachedScratch {
   std::vector<int> order_;
 };
 
-// Row i to row order[i], if there is an order.
+// Copies row i to row order[i], if there is an order.
 template <class T>
 void store_rows(const T* from, int64_t pitch, int m, int n, const MatrixBatch<T>& to, int64_t b, const int* order) {
   for (int i = 0; i < m; ++i) copy_row(from + i * pitch, n, &to.at(b, order == nullptr ? i : order[i], 0));
 }
 
-// Cached::vjp<T, Bytes>(arguments, b, m, n, scratch) for each matrix b of a batch of real matrices of order n; those of
-// a solve have m right-hand sides.
+// Calls Cached::vjp<T, Bytes>(arguments, b, m, n, scratch) for each matrix b of a batch of real matrices of order n; a
+// solve has m right-hand sides.
 template <class Cached, class Arguments>
 void run_cached(const Arguments& arguments, int64_t batch, int64_t m, int64_t n) {
   using T = typename Arguments::Scalar;

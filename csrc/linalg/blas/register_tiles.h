@@ -1,5 +1,4 @@
-// Products and triangular solves of real matrices by rows, in tiles of as many sums as there are registers for. Host
-// code.
+// Products and triangular solves of real row-major matrices, in tiles of as many sums as fit into registers. Host code.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +8,7 @@
 
 namespace manualgrad {
 
-// Rows of neighbours in memory, `pitch` apart.
+// Contiguous rows, `pitch` apart.
 template <class T>
 struct Rows {
   T* data;
@@ -52,8 +51,8 @@ struct RegisterTile {
   }
 };
 
-// c (m, n) := c +- a (m, k) b (k, n); n is a multiple of kCount. b is lower triangular if it says so. `replace`: c is
-// taken to be zero; then n is any number that is no less than kCount.
+// c (m, n) := c +- a (m, k) b (k, n); n is a multiple of kCount. b may be marked as lower triangular. `replace`: c
+// counts as zero; then n may be any number that is at least kCount.
 template <class T, int Bytes, bool Subtract>
 struct Multiply : RegisterTile<T, Bytes> {
   using Tile = RegisterTile<T, Bytes>;
@@ -103,7 +102,7 @@ struct Multiply : RegisterTile<T, Bytes> {
 };
 
 // Y (n, columns) := a^-1 Y for a lower triangular; columns is a multiple of kCount. inverse: memory for n numbers, or
-// null where the diagonal counts as ones. triangular: whether Y is lower triangular too.
+// null if the diagonal counts as ones. triangular: whether Y is lower triangular too.
 template <class T, int Bytes>
 struct SolveLower : RegisterTile<T, Bytes> {
   using Tile = RegisterTile<T, Bytes>;
@@ -122,8 +121,8 @@ struct SolveLower : RegisterTile<T, Bytes> {
               {Y[begin], Y.pitch});
   }
 
-  // Row I, of which nothing is to be subtracted any more, and the rows after it. A loop, which compilers do not unroll
-  // here, would keep the sums in memory.
+  // Row I, from which nothing more has to be subtracted, and the rows after it. Recursive, because compilers do not
+  // unroll a loop here, which would keep the sums in memory.
   template <int I, int Count, int Vectors>
   HOST_INLINE static void settle(typename Tile::values (&sum)[Count][Vectors], const StridedMatrix<const T>& a,
                                  const T* inverse, const Rows<T>& Y) {

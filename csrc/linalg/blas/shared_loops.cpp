@@ -1,4 +1,4 @@
-// The loops that most kernels of matrices have in common; the contract is in shared_loops.h.
+// The loops that most matrix kernels share; the contract is in shared_loops.h.
 #include "shared_loops.h"
 
 #include <tuple>

@@ -1,4 +1,4 @@
-// The loops that most kernels of matrices have in common: compiled once, in shared_loops.cpp. Host code.
+// The loops that most matrix kernels share: compiled once, in shared_loops.cpp. Host code.
 #pragma once
 
 #include "../../math/product.h"

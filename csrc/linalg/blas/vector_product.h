@@ -40,7 +40,7 @@ HOST_INLINE void store_lanes(const Complex<Lanes<T, B>>& from, int count, Comple
   for (int w = 0; w < count; ++w) to[w] = get_lane(from, w);
 }
 
-// a times b; the compiler makes a vector of a scalar only where they meet in one operation.
+// a times b. The compiler broadcasts a scalar to a vector only if both are operands of one operation.
 template <class T, int B>
 HOST_INLINE Lanes<T, B> times(const T& a, const Lanes<T, B>& b, bool) {
   return {a * b.v};

@@ -13,25 +13,25 @@ namespace manualgrad {
 #define MANUALGRAD_LANE_GROUPS
 #endif
 #endif
-// Blocks of 16 bytes, side by side in one vector. Without __builtin_shufflevector (GCC before 12) one block is all
-// there is.
+// Blocks of 16 bytes, side by side in one vector. Without __builtin_shufflevector (GCC before 12) there is only one
+// block.
 template <class T, int Bytes>
 struct Blocks {
   static constexpr int kCount = Bytes / static_cast<int>(sizeof(T)), kBlock = 16 / static_cast<int>(sizeof(T));
   typedef T values __attribute__((vector_size(Bytes)));
   values v;
 
-  // In each block, entry Places[i] of those of a and b in a row.
+  // In each block, entry Places[i] of the concatenated entries of a and b.
   template <int... Places>
   HOST_INLINE static Blocks shuffle(const Blocks& a, const Blocks& b) {
     return in_blocks<Places...>(a, b, std::make_integer_sequence<int, kCount>{});
   }
-  // In each pair of neighbours of `Half` numbers, the first ones of a and b, or the second ones.
+  // In each pair of neighbouring groups of `Half` numbers, the first groups of a and b, or the second ones.
   template <int Half, bool Second>
   HOST_INLINE static Blocks exchange(const Blocks& a, const Blocks& b) {
     return exchanged<Half, Second>(a, b, std::make_integer_sequence<int, kCount>{});
   }
-  // Number Step * w + First of a and b, or a, b and c, in a row.
+  // Numbers Step * w + First of the concatenated a and b, or a, b and c.
   template <int Step, int First>
   HOST_INLINE static Blocks every(const Blocks& a, const Blocks& b) {
     return every_of<Step, First>(a, b, std::make_integer_sequence<int, kCount>{});

@@ -1,4 +1,4 @@
-// As many small matrices as there are lanes, from memory into lanes and back, in the widest vectors. Host code.
+// Moves as many small matrices as there are lanes from memory into lanes and back, in the widest vectors. Host code.
 //
 // For full groups of matrices without gaps, of the smallest orders: the compiler then knows the place of each entry.
 // transpose.h loads and stores all others.
@@ -15,20 +15,20 @@ struct LanePlaces {
   int across, along;
 };
 
-// Matrices of Rows lines of Columns neighbours, without gaps, `stride` apart; also without gaps between them where they
-// are copied.
+// Matrices of Rows lines of Columns contiguous entries, without gaps, `stride` apart. If they are copied, there are no
+// gaps between the matrices either.
 template <class T, int Bytes, int Rows, int Columns>
 struct MatrixGroup {
   using Q = Blocks<T, Bytes>;
   using N = Lanes<T, Bytes>;
   static constexpr int kLength = Rows * Columns, kCount = Q::kCount, kBlock = Q::kBlock;
-  // Parts of several matrices in turn are not what processors guess: such groups are copied on their way.
+  // Reading parts of several matrices in turn defeats the prefetcher: such groups are copied first.
   static constexpr bool kCopied = kLength % kCount == 0 && kLength > kCount;
 
   HOST_INLINE static int place(int e, const LanePlaces& places) {
     return e / Columns * places.across + e % Columns * places.along;
   }
-  // In the order of memory: compilers would change it, and processors guess no other.
+  // In the order of memory, which the prefetcher needs and compilers would change.
   HOST_INLINE static void copy(const T* from, T* to) {
     for (int i = 0; i < kLength; ++i) {
       Q::load(from + i * kCount).store(to + i * kCount);
@@ -86,7 +86,7 @@ struct MatrixGroup {
       }
     }
   };
-  // Row r of matrix w to row order[r * kCount + w], if there is an order.
+  // Stores row r of matrix w to row order[r * kCount + w], if there is an order.
   struct Scatter {
     HOST_INLINE static void run(const N* from, const int* order, T* to, int64_t stride, const LanePlaces& places) {
       N entries[kLength];
@@ -126,7 +126,7 @@ struct MatrixGroup {
       }
     }
     HOST_INLINE static void reorder(const N* from, const int* order, N* to) {
-      N row{};  // counts: GCC makes a vector of a constant that it finds late lane by lane
+      N row{};  // a counter: if GCC finds a constant late, it fills the vector lane by lane
       for (int r = 0; r < Rows; ++r, row += real_number<N>(1)) {
         for (int j = 0; j < Columns; ++j) to[r * Columns + j] = from[j];
         for (int i = 1; i < Rows; ++i) {
@@ -140,7 +140,7 @@ struct MatrixGroup {
   };
 };
 
-// The places of the entries of a matrix in lanes whose rows have no gaps either, if it is without gaps.
+// Whether the matrix is without gaps; if so, the places of its entries in lanes whose rows have no gaps either.
 template <class S>
 HOST_INLINE bool without_gaps(const MatrixBatch<S>& matrix, int rows, int columns, LanePlaces& places) {
   if (rows * columns == 1 || (matrix.column_stride == 1 && matrix.row_stride == columns)) {
@@ -151,7 +151,7 @@ HOST_INLINE bool without_gaps(const MatrixBatch<S>& matrix, int rows, int column
   return rows == columns && matrix.row_stride == 1 && matrix.column_stride == rows;
 }
 
-// body.run<MatrixGroup>() for matrices of this shape; false where it is not one of the smallest.
+// Calls body.run<MatrixGroup>() for matrices of this shape; returns false if it is not one of the smallest.
 template <class T, int Bytes, class Body>
 HOST_INLINE bool with_group(int rows, int columns, const Body& body) {
   if (columns == 1 && rows == 1) return body(MatrixGroup<T, Bytes, 1, 1>{});

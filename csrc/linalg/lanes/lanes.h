@@ -1,4 +1,4 @@
-// Lanes that one number is kept in, one of each of several matrices. Host code.
+// Numbers in lanes: each lane holds the number of another matrix. Host code.
 #pragma once
 
 #include <cstring>
@@ -23,7 +23,7 @@ struct LanesOf<Complex<T>, Bytes> {
   static constexpr int kCount = kLanes<T, Bytes>;
   static constexpr int kReals = 2;
 };
-// Of a number in lanes: how many there are.
+// How many lanes a number has.
 template <class N>
 constexpr int kLanesIn = RealOf<N>::kCount;
 

@@ -27,16 +27,16 @@ struct LaneGroups {
   }
 };
 
-// One at a time, with the same bits: compiled for the baseline only, as GCC 12.2 fuses products of complex scalars with
-// sums, where it can, even if told not to.
+// One matrix at a time, with bitwise identical results. Compiled for the baseline only, as GCC 12.2 fuses products of
+// complex scalars with sums where possible, even if told not to.
 template <class Kernel>
 __attribute__((noinline)) void run_each(const Kernel& kernel, int64_t begin, int64_t end,
                                         typename Kernel::Scalar* scratch) {
   for (int64_t place = begin; place < end; ++place) kernel.run(MatrixLoader<SingleThread>{{}, place}, scratch);
 }
 
-// All of a kernel, in the widest lanes there are. A matrix that is left after the last whole group goes by itself, as
-// lanes would take longer, by the same kernel for any order.
+// Runs all of a kernel in the widest lanes there are. A single matrix that is left after the last full group is
+// computed alone, by the same kernel for any order, as lanes would take longer.
 template <class Kernel, class AnyOrder>
 void run_in_lanes(const Kernel& kernel, const AnyOrder& any) {
   with_native([&](auto bytes) {

@@ -12,12 +12,12 @@ using Quad = Blocks<T, 16>;
 
 // --- lines of matrices ----------------------------------------------------------------------------------------------
 
-// What follows moves memory and does no arithmetic: it is compiled once, not for every instruction set.
+// The code below moves memory and does no arithmetic: it is compiled once, not for every instruction set.
 
 // Real e of a line goes to places[e] among the lanes.
 
-// A line of `length` reals of each matrix, the matrices `stride` apart; there are `count` > 0 of them. Lanes without a
-// matrix repeat others. Where a line is no multiple of 16 bytes, its last block overlaps the one before.
+// Loads a line of `length` reals from each of `count` > 0 matrices, which are `stride` apart. Lanes without a matrix
+// repeat others. If the size of a line is not a multiple of 16 bytes, its last block overlaps the one before.
 template <int Count, class T>
 MANUALGRAD_NOT_INLINED void gather_line(const T* from, int64_t stride, int64_t count, int length, T* to,
                                         const int* places) {
@@ -37,7 +37,7 @@ MANUALGRAD_NOT_INLINED void gather_line(const T* from, int64_t stride, int64_t c
       const int start = e + kQuad <= length ? e : length - kQuad;
       Quad<T> block[kQuad];
       for (int i = 0; i < kQuad; ++i) block[i] = Quad<T>::load(matrix[i] + start);
-      // The next group's, where lines are long: processors do not guess such jumps. An address that is none is no harm.
+      // Prefetches the next group if lines are long: such jumps defeat the prefetcher. Invalid addresses do no harm.
       if (length >= 2 * kCacheLine && e % kCacheLine == 0) {
         for (int i = 0; i < kQuad; ++i) __builtin_prefetch(matrix[i] + start + ahead);
       }
@@ -47,8 +47,8 @@ MANUALGRAD_NOT_INLINED void gather_line(const T* from, int64_t stride, int64_t c
   }
 }
 
-// The other way. Where lines change places in each matrix, lines[w] says which one it is in matrix w, and `apart` how
-// far lines are apart; else there are no lines.
+// Stores a line. If lines are permuted in each matrix, lines[w] is the number of the line in matrix w, and lines are
+// `apart` apart; otherwise `lines` is null.
 template <int Count, class T>
 MANUALGRAD_NOT_INLINED void scatter_line(const T* from, int64_t stride, int64_t count, int length, T* to,
                                          const int* places, const int* lines = nullptr, int64_t apart = 0) {
@@ -76,13 +76,13 @@ MANUALGRAD_NOT_INLINED void scatter_line(const T* from, int64_t stride, int64_t 
 
 // --- matrices -------------------------------------------------------------------------------------------------------
 
-// How a matrix is cut into lines of neighbours in memory.
+// How a matrix is cut into lines that are contiguous in memory.
 template <class S>
 class Lines {
  public:
   static constexpr int kReals = LanesOf<S, 16>::kReals;
 
-  // In the lanes, rows are `pitch` apart. False where neither rows nor columns are neighbours in memory.
+  // In the lanes, rows are `pitch` apart. Returns false if neither rows nor columns are contiguous in memory.
   bool cut(const MatrixBatch<S>& matrix, int rows, int columns, int pitch, Part part) {
     part_ = part;
     row_major_ = matrix.column_stride == 1;
@@ -129,7 +129,7 @@ class Lines {
   int places_[kLineReals];
 };
 
-// Matrices [first, first + count) into lanes, row-major, rows `pitch` apart.
+// Loads matrices [first, first + count) into lanes, row-major, rows `pitch` apart.
 template <class S, class N>
 MANUALGRAD_NOT_INLINED void gather(const MatrixBatch<const S>& from, int64_t first, int64_t count, int rows,
                                    int columns, N* to, int pitch, Part part) {
@@ -161,7 +161,7 @@ MANUALGRAD_NOT_INLINED void gather(const MatrixBatch<const S>& from, int64_t fir
     }
   }
 }
-// Row r of matrix w to row places[r * kCount + w], if there are places.
+// Stores row r of matrix w to row places[r * kCount + w], if there are places.
 template <class N, class S>
 MANUALGRAD_NOT_INLINED void scatter(const N* from, int64_t first, int64_t count, int rows, int columns,
                                     const MatrixBatch<S>& to, const int* places) {

@@ -1,5 +1,5 @@
-// What the derivatives of the SVD and of the Hermitian eigendecomposition share: arguments checked, and the forms in
-// which they reach a device. The mathematics is in torch_manualgrad/derivatives/linalg/degeneracy.py.
+// Shared by the derivatives of the SVD and of the Hermitian eigendecomposition: checks of the arguments, and the forms
+// in which they reach a device. The mathematics is in torch_manualgrad/derivatives/linalg/degeneracy.py.
 #pragma once
 
 #include "../../base/dispatch.h"
@@ -14,7 +14,7 @@ namespace manualgrad {
 
 // A = U diag(s) Vh: the SVD, or the eigendecomposition, which has no vh: it is U^H.
 struct Decomposition {
-  const char* where;  // opens the messages of errors
+  const char* where;  // the prefix of error messages
   Tensor u, s;
   OptionalTensor vh;
   int64_t m, n, k;
@@ -77,8 +77,8 @@ inline void check_cotangents(const char* where, const Cotangents& g, const Decom
 
 // --- what a device works on -----------------------------------------------------------------------------------------
 
-// A batch of spectra with all that their rules may look at. x and y, or x = P and nothing, row-major and without gaps;
-// `columns` (*, k) and `rows` (k, *): what the numerators are inner products of. Absent ones are null.
+// A batch of spectra with everything that their rules may read. x and y, or only x = P, are row-major and without gaps.
+// The numerators are inner products of `columns` (*, k) and `rows` (k, *). Absent ones are null.
 template <class S>
 struct Spectra {
   using T = RealOf<S>;

@@ -1,6 +1,6 @@
-// The derivatives of the SVD and of the Hermitian eigendecomposition on the CPU. Three routes, by size: small matrices
-// in lanes, several at once, and those of them whose values are near each other again by the second route; larger ones
-// one at a time, all in the cache; large ones through torch's products of whole batches.
+// The derivatives of the SVD and of the Hermitian eigendecomposition on the CPU. There are three routes, by size. Small
+// matrices in lanes, several at once; those whose values are near each other are computed again by the second route.
+// Larger matrices one at a time, all in the cache. Large matrices through torch's products of whole batches.
 #pragma once
 
 #include "../run_on_cpu.h"
@@ -54,8 +54,8 @@ struct CpuDecompositions : Cpu<> {
     });
   }
 
-  // One of the first two routes over a batch; one(b, scratch) takes a matrix by the second, and says whether rule 4
-  // applied.
+  // One of the first two routes over a batch; one(b, scratch) computes a matrix by the second route, and returns
+  // whether rule 4 applied.
   template <int Bytes, class Lanes, class S, class All, class One>
   static void run_small(const Decomposition& at, const All& all, Tensor& gauge_dependent, const One& one) {
     using Group = typename Lanes::Group;

@@ -1,4 +1,4 @@
-// The derivatives of the SVD and of the Hermitian eigendecomposition on CUDA. Small matrices: a block for a matrix, all
+// The derivatives of the SVD and of the Hermitian eigendecomposition on CUDA. Small matrices: one block per matrix, all
 // steps in shared memory. Large ones: torch's products of whole batches, and between them the kernels of
 // quotients_on_cuda.h. All on the current stream; does not synchronize.
 #pragma once
@@ -28,7 +28,7 @@ struct Block {
 #endif
 };
 
-// A block's shared memory: matrices that fit the larger dim, and what the rules know.
+// A block's shared memory: matrices that fit the larger dim, and the data of the rules.
 template <class S>
 struct Shared {
   static constexpr int kParts = 5;
@@ -174,7 +174,7 @@ bool* flag(Tensor& gauge_dependent) { return static_cast<bool*>(gauge_dependent.
 struct CudaDecompositions : Cuda {
   static Tensor new_flag(const Tensor& like) { return torch::stable::new_zeros(like, {}, ScalarType::Bool); }
 
-  // What the rules need to know of each matrix, in memory that lives as long as this.
+  // The data of the rules for each matrix, in memory that lives as long as this object.
   template <class D, class S>
   struct Judged {
     Judged(const Spectra<S>& all, const Tensor& like, const Stream& stream)

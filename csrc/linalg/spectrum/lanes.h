@@ -93,7 +93,7 @@ struct LaneGroup {
   }
 };
 
-// Matrices [first, first + count); those marked in `redo` need rules, and their results stand for nothing.
+// Matrices [first, first + count); those marked in `redo` need the rules, and their results are invalid.
 template <class D, class S, int Bytes>
 struct LaneVjp {
   using Group = LaneGroup<D, S, Bytes>;

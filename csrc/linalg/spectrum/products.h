@@ -13,7 +13,7 @@ inline Tensor adjoint(const Tensor& tensor) {
 
 // Device::quotients<D>(tensors, at, out, out2, gauge_dependent)  out = q + r + diag g; jvp, out2 = r - q
 // Device::complement<D>(tensors, at, product, by_columns, out, gauge_dependent)
-//     out += what is left of `columns`, or of `rows`, by its projection, over the values
+//     out += (`columns`, or `rows`, minus their projection) / values
 
 template <class D, class Device>
 Tensor vjp(const Cotangents& g, const Decomposition& at, Tensor& gauge_dependent) {

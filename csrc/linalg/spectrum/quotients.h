@@ -1,5 +1,5 @@
-// The quotients in the derivatives of one decomposition on the CPU: all of them as if values were apart, in vectors,
-// then the few pairs that are near each other by the rules of math/degeneracy.h.
+// The quotients in the derivatives of one decomposition on the CPU: first all of them, in vectors, as if values were
+// apart, then the few pairs that are near each other, by the rules of math/degeneracy.h.
 #pragma once
 
 #include "../../base/parallel.h"
@@ -69,7 +69,7 @@ class Spectrum {
     return rules.gauge_dependent;
   }
 
-  // out += (left - projected) / s, where `left` is what the numerators of the columns, or rows, are made of.
+  // out += (left - projected) / s, where `left` are the vectors whose inner products are the numerators.
   // Returns whether rule 4 applied.
   bool complement(const S* projected, bool by_columns, S* out) {
     const View<S>& left = by_columns ? columns_ : rows_;
@@ -131,7 +131,7 @@ class Spectrum {
         for (int64_t next = 0; next < k; next += kCount) {
           const int64_t j = k >= kCount ? std::min(next, k - kCount) : 0;
           const int count = static_cast<int>(std::min<int64_t>(kCount, k - j));
-          for (int64_t w = j + kCount; w < std::min(j + 2 * kCount, k); ++w) {  // strides that processors do not guess
+          for (int64_t w = j + kCount; w < std::min(j + 2 * kCount, k); ++w) {  // these strides defeat the prefetcher
             __builtin_prefetch((with_x ? at.x : at.y) + w * k + i0);
           }
           if (with_x) turn(at.x + j * k + i0, k, rows, count, x_turned);
@@ -159,7 +159,7 @@ class Spectrum {
     return spectral_diagonal<D>(at.x, at.y);
   }
 
-  // Whether any two values are near each other; where they are not sorted, that is left open.
+  // Whether any two values are near each other, or may be because they are not sorted.
   bool near() {
     bool ascending = true, descending = true, found = false;
     for (int64_t i = 0; i + 1 < k; ++i) {
@@ -189,7 +189,7 @@ class Spectrum {
         }
         return;
       }
-      constexpr int kSums = 8;  // none of which has to wait for the one before
+      constexpr int kSums = 8;  // which do not wait for each other
       for (int64_t j = 0; j < k; ++j) {
         const S* vector = from + j * across;
         double sums[kSums] = {};
@@ -202,7 +202,7 @@ class Spectrum {
       }
     }
   };
-  // Of column, or row, j and those after it.
+  // The square norms of column, or row, j and the following ones.
   void squares(bool by_columns, int64_t j, int64_t count, double* to) const {
     const View<S>& from = by_columns ? columns_ : rows_;
     const int64_t along = by_columns ? from.row : from.column, across = by_columns ? from.column : from.row;
@@ -210,7 +210,7 @@ class Spectrum {
   }
 
   void find_noise() {
-    near();  // which settles whether they are sorted
+    near();  // determines whether they are sorted
     std::vector<double> norms(static_cast<size_t>(k)), found(static_cast<size_t>(k));
     for (const bool by_columns : {true, false}) {
       if ((by_columns ? columns_ : rows_).data == nullptr) continue;
@@ -221,7 +221,7 @@ class Spectrum {
     for (int64_t j = 0; j < k; ++j) noise_[j] = noise_of<T>(norms[j], std::max(lengths_[0], lengths_[1]));
   }
 
-  // The largest quotient by a difference, and cotangent of a value.
+  // The largest modulus of a quotient by a difference, or of the cotangent of a value.
   T size() {
     if (!size_) {
       T found = 0;

@@ -1,6 +1,6 @@
-// The quotients in the derivatives of decompositions on CUDA: what the rules of math/degeneracy.h need to know of each
-// matrix is found by a block, the quotients by a thread for a pair. Deterministic: what is summed is summed by one
-// thread in a fixed order.
+// The quotients in the derivatives of decompositions on CUDA. A block collects the data that the rules of
+// math/degeneracy.h need for a matrix; a thread computes the quotients of a pair. Deterministic: every sum is computed
+// by one thread in a fixed order.
 #pragma once
 
 #include "../../base/cuda.h"
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kSpectrumThreads = 256;
 
-// What the rules know of a matrix. Of one whose values are apart, the size is not known.
+// The data of the rules for a matrix. If its values are apart, the size is not set.
 template <class T>
 struct Judgement {
   Limits<T> limits;
@@ -91,7 +91,7 @@ __device__ T largest_of_block(T value, T* shared) {
   return shared[0];
 }
 
-// By a whole block. x and y, by which the size is found, must be there already.
+// Called by a whole block. x and y, from which the size is found, must be computed already.
 template <class D, class S>
 __device__ void judge(const Matrix<S>& at, const SpectrumOptions& options, RealOf<S>* shared) {
   using T = RealOf<S>;
@@ -164,7 +164,7 @@ __device__ Two<S> quotients(const Matrix<S>& at, int64_t i, int64_t j, bool* gau
   return result;
 }
 
-// (left - projected)_ij / s, with s_j where they are columns, s_i where rows.
+// (left - projected)_ij / s, with s_j for columns, s_i for rows.
 template <class S>
 __device__ S complement(const Matrix<S>& at, const S& projected, int64_t i, int64_t j, bool by_columns,
                         bool* gauge_dependent) {

@@ -1,9 +1,9 @@
 // Eigenvalues and eigenvectors of one real symmetric matrix at a time: Householder's reduction to a tridiagonal matrix
 // T, Q T Q^T, then the implicit QL method for T. Host code.
 //
-// All that takes long goes along rows, in vectors. No sum depends on how wide these are: where several rows are added
-// up each entry is a sum of its own, and the other sums are kSums apart. What QL turns is kept until the turns of many
-// sweeps can be applied to some columns of all rows, which then stay in the cache.
+// All expensive steps go along rows, in vectors. No sum depends on the width of the vectors: in a sum of rows each
+// entry is a sum of its own, and other sums consist of kSums partial ones. The rotations of QL are stored until those
+// of many sweeps can be applied to some columns of all rows, which then stay in the cache.
 #pragma once
 
 #include <algorithm>
@@ -21,12 +21,12 @@ template <class T>
 struct Turn {
   T c, s;
 };
-// The turns of the rows [first, last], from the last two on.
+// The rotations of the rows [first, last], from the last two rows on.
 struct Sweep {
   int first, last;
 };
 
-// What is known of one matrix of order n, rows `pitch` apart, and memory for it.
+// One matrix of order n, with rows `pitch` apart, its parts, and memory for them.
 template <class T>
 class SymmetricMatrix {
  public:
@@ -50,7 +50,7 @@ class SymmetricMatrix {
     turns = reinterpret_cast<Turn<T>*>(next);
   }
 
-  // The triangle of matrix b that counts, and its mirror image.
+  // Reads one triangle of matrix b, and mirrors it.
   void read(const MatrixBatch<const T>& from, int64_t b, bool lower) {
     load_rows(from, b, n, n, first, pitch);
     load_rows(from.transposed(), b, n, n, second, pitch);
@@ -60,7 +60,7 @@ class SymmetricMatrix {
     }
   }
 
-  // Q^T, of Q in `second`, to `first`.
+  // Transposes Q in `second` to Q^T in `first`.
   void turn() { turn(first, pitch); }
 
   // The eigenvectors are rows of `second`.
@@ -71,7 +71,7 @@ class SymmetricMatrix {
 
   const int n, pitch;
   T *first, *second;                           // matrices
-  T *values, *e, *tau, *v, *w, *x, *y, *zero;  // vectors: the diagonal of T, what is beside it, and of what Q is made
+  T *values, *e, *tau, *v, *w, *x, *y, *zero;  // vectors: the diagonal of T, its off-diagonal, and the parts of Q
   Turn<T>* turns;
   std::vector<int> order;  // of the values
   std::vector<Sweep> sweeps;
@@ -80,10 +80,10 @@ class SymmetricMatrix {
  private:
   size_t size() const { return static_cast<size_t>(n) * pitch; }
 
-  // Rows a power of two apart would share few places in the cache.
+  // Rows a power of two apart would share few sets of the cache.
   static int apart(int pitch) { return pitch * sizeof(T) % 256 == 0 ? pitch + kRowStep<T> : pitch; }
 
-  // A few columns at a time, whose places in the cache are then enough for the rows that they become.
+  // A few columns at a time, so that the rows that they become fit into the cache.
   void turn(T* to, int to_pitch) const {
     constexpr int kColumns = 16;
     for (int j = 0; j < n; j += kColumns) {
@@ -104,7 +104,7 @@ struct RowVectors : RegisterTile<T, Bytes> {
     for (int j = first; j < last; ++j) x[j] = 0;
   }
 
-  // Of entries [first, last), which are multiples of kSums.
+  // The inner product of entries [first, last); both are multiples of kSums.
   HOST_INLINE static T inner(const T* x, const T* y, int first, int last) {
     T sums[kSums] = {};
     for (int j = first; j < last; j += kSums) {
@@ -144,7 +144,7 @@ struct RowVectors : RegisterTile<T, Bytes> {
   }
 };
 
-// A in `first` becomes Q^T A Q = T: `values`, and `e` beside them; Q in `second`.
+// A in `first` becomes Q^T A Q = T, with the diagonal `values` and the off-diagonal `e`; Q is in `second`.
 template <class T, int Bytes>
 struct Tridiagonalize : RowVectors<T, Bytes> {
   using Base = RowVectors<T, Bytes>;
@@ -175,7 +175,7 @@ struct Tridiagonalize : RowVectors<T, Bytes> {
   }
 
   // Reflector k, I - tau v v^T with v in row k, zero up to its entry k and one in the next, makes entries k + 2 on of
-  // row k zero. What a reflector does to the rows after it, - v w^T - w v^T, is done when the next one looks at them.
+  // row k zero. Its update of the rows after it, - v w^T - w v^T, is applied when the next reflector reads them.
   HOST_INLINE static void reduce(SymmetricMatrix<T>& at) {
     const int n = at.n, pitch = at.pitch;
     T *w = at.w, *product = at.x;
@@ -211,8 +211,8 @@ struct Tridiagonalize : RowVectors<T, Bytes> {
     }
   }
 
-  // Q, the product of the reflectors, from the last one on: each is - tau v u^T with u = Q^T v, done when the next
-  // looks.
+  // Q, the product of the reflectors, from the last one on: each adds - tau v u^T with u = Q^T v, when the next one
+  // reads the rows.
   HOST_INLINE static void form(SymmetricMatrix<T>& at) {
     const int n = at.n, pitch = at.pitch;
     T *Q = at.second, *u = at.x, *next = at.y, *scaled = at.v;
@@ -232,14 +232,14 @@ struct Tridiagonalize : RowVectors<T, Bytes> {
   }
 };
 
-// The eigenvalues of T in `values`, ascending by `order`; the turns that make it diagonal are applied to the rows of
-// `first`, which in this order, with signs by the convention in math/jacobi.h, are those of `second`.
+// The eigenvalues of T in `values`, ascending by `order`. The rotations that make T diagonal are applied to the rows of
+// `first`. In this order, with signs by the convention in math/jacobi.h, they become the rows of `second`.
 template <class T, int Bytes>
 struct DiagonalizeTridiagonal : RowVectors<T, Bytes> {
   using Base = RowVectors<T, Bytes>;
   using Base::kCount, Base::load, Base::store;
   using values = typename Base::Tile::values;
-  // Fewer than 2 are usual; a matrix that takes more gets nan.
+  // Usually fewer than 2 are needed; a matrix that needs more than this many gets nan.
   static constexpr int kSweepsPerValue = 30;
 
   HOST_INLINE static void run(SymmetricMatrix<T>* matrix) {
@@ -330,7 +330,7 @@ struct DiagonalizeTridiagonal : RowVectors<T, Bytes> {
 
   // (s, c) = (f, g) / size, size = |(f, g)|; false if that is zero.
   HOST_INLINE static bool normalize(T f, T g, T& s, T& c, T& size) {
-    // what small numbers are multiplied by, so that their squares have all digits
+    // the factor for small numbers, so that their squares have all digits
     constexpr T kUp = sizeof(T) == 4 ? T(0x1p90) : T(0x1p700);
     T square = f * f + g * g, factor = 1;
     if (square < least_square<T>()) {
