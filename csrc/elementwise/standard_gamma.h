@@ -2,7 +2,7 @@
 //
 //   manualgrad::standard_gamma_grad.kernel(Tensor a, Tensor x) -> Tensor
 //
-// Contiguous tensors of one shape, float or double; so is the result. 0 where x = 0, and nan where x is no sample.
+// Contiguous tensors of one shape, float or double; so is the result. 0 where x = 0, and nan where x is not a sample.
 //
 // Called by the formula of this name in torch_manualgrad/derivatives/elementwise/incomplete_gamma.py.
 #pragma once

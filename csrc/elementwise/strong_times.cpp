@@ -7,7 +7,7 @@
 namespace manualgrad {
 namespace {
 
-// One row; the strides that most rows have are known to the compiler, which then makes vectors of them.
+// One row. The most common strides are known at compile time, so that the compiler vectorizes the loops.
 struct RowBody {
   template <class S>
   HOST_INLINE static void run(const ElementLoops& loops, S* out, const S* a, const S* b, int64_t count) {
@@ -41,7 +41,7 @@ struct CpuStrongTimes {
         int64_t offset[3];
         loops.offsets(i, offset);
         const int64_t in_row = std::min(end - i, inner - i % inner);
-        if constexpr (std::is_same_v<S, Complex<Half>>) {  // of which torch itself has hardly an operation
+        if constexpr (std::is_same_v<S, Complex<Half>>) {  // torch itself has hardly any operations on these
           run_baseline<RowBody>(loops, to + offset[0], a + offset[1], b + offset[2], in_row);
         } else {
           Multiversion<RowBody>::call(loops, to + offset[0], a + offset[1], b + offset[2], in_row);

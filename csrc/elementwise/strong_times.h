@@ -1,10 +1,11 @@
-// The product in which zero is strong, of tensors that broadcast: arguments made alike, loops sorted out.
+// The product in which zero is strong, of tensors that broadcast: arguments converted to one dtype, loops ordered.
 //
 //   manualgrad::strong_times(Tensor factor, Tensor other) -> Tensor
 //
 // factor * other, and 0 where either is 0. Any strides, dtypes and shapes that broadcast. The result has the layout of
 // the factor, if that has its shape, or else of the other, if that has, and is contiguous otherwise. Half and bfloat16
-// are computed in float32. What is neither floating point nor complex has nothing that 0 has to be strong against.
+// are computed in float32. Dtypes that are neither floating point nor complex have no inf or nan, so that 0 need not be
+// strong there.
 //
 // Called by torch_manualgrad/derivatives/elementwise/strong_times.py.
 #pragma once
@@ -20,7 +21,7 @@ namespace manualgrad {
 
 #define STRONG_TIMES "manualgrad::strong_times: "
 
-// Of the result: what a CUDA launch has room for, and PyTorch's own elementwise operators allow.
+// The most dims of the result: as many as a CUDA launch has room for, and as PyTorch's own elementwise operators allow.
 constexpr int kMaxElementwiseDims = 25;
 
 using ElementLoops = LoopNest<3, kMaxElementwiseDims>;  // out, factor, other
@@ -40,7 +41,7 @@ inline bool is_inexact(ScalarType type) {
   }
 }
 
-// In the dtype of the result; a single number of the CPU meets tensors of any device.
+// Converts to the dtype of the result; a single number on the CPU combines with tensors on any device.
 inline Tensor prepared(const Tensor& tensor, const Tensor& beside, ScalarType type) {
   const bool moves = tensor.dim() == 0 && tensor.is_cpu() && !beside.is_cpu();
   if (moves) return torch::stable::to(tensor, type, std::nullopt, beside.device());
@@ -71,7 +72,7 @@ inline bool has_shape(const Tensor& tensor, const std::vector<int64_t>& sizes) {
   return of.dim == static_cast<int64_t>(sizes.size()) && std::equal(sizes.begin(), sizes.end(), of.sizes);
 }
 
-// Outermost first is by the strides of the result, which is dense: tensors of one layout are then one loop.
+// The loops are ordered by the strides of the result, which is dense: tensors of one layout then need only one loop.
 inline ElementLoops element_loops(const Tensor& out, const Tensor& factor, const Tensor& other) {
   const Geometry o = geometry(out), a = geometry(factor), b = geometry(other);
   int order[kMaxElementwiseDims];

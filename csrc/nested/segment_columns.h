@@ -9,7 +9,7 @@
 
 namespace manualgrad {
 
-// Rows that are added up before they are added to the others.
+// This many rows are added up before they are added to the others.
 constexpr int64_t kRun = 64;
 
 // The first `count` lanes; the others are 0.
@@ -43,14 +43,14 @@ struct OperandRows {
   int64_t count, stride;
 };
 
-// What was gathered of a piece: two arrays, one entry a column, padded to whole vectors.
+// The gathered parts of a piece: two arrays, one entry per column, padded to whole vectors.
 template <class T>
 struct Parts {
   T* a;
   T* b;
 };
 
-// A segment that is not cut; a piece, which is gathered into its parts; a piece's result, from the parts merged.
+// A segment that is not cut; a piece, which is gathered into its parts; a piece's result, from the merged parts.
 enum class Step { kWhole, kPiece, kResult };
 
 // K vectors side by side.
@@ -113,7 +113,7 @@ struct Columns {
     }
   }
 
-  // Of the first column, `repeated` lanes have been done before: there, what is kept must not be scaled again.
+  // The first `repeated` lanes of the first column are done already: kept values must not be scaled again there.
   HOST_INLINE void run(Step step, const OperandRows<T>& rows, const Parts<T>& parts, int64_t repeated) {
     if (step == Step::kResult) {
       for (int k = 0; k < K; ++k) {
@@ -144,7 +144,7 @@ struct Columns {
     }
   }
 
-  // From that column on.
+  // Runs from this column on.
   HOST_INLINE static void run(Step step, const OperandRows<T>& all, const Parts<T>& parts, int64_t column,
                               int64_t repeated) {
     const OperandRows<T> rows{all.x + column, Op::kInputs > 1 ? all.y + column : nullptr, all.out + column, all.count,

@@ -9,9 +9,9 @@
 
 namespace manualgrad {
 
-// In elements: a task of short segments, or a piece; and a segment that is cut.
+// Sizes in elements: of a task of short segments or a piece; and of the shortest segment that is cut.
 constexpr int64_t kTask = 16384, kLong = 65536;
-// Columns of one task, at least.
+// The least number of columns in one task.
 constexpr int64_t kTileColumns = 2048;
 
 struct Range {
@@ -43,7 +43,7 @@ struct Schedule {
   }
 };
 
-// Goes over the offsets once: raises where they are no offsets. `width` is the elements of a row.
+// Reads the offsets once, and raises if they are not valid. `width` is the number of elements of a row.
 Schedule make_schedule(const SegmentPlan& plan, int64_t width) {
   const int64_t* offsets = static_cast<const int64_t*>(plan.offsets.const_data_ptr());
   MANUALGRAD_CHECK(offsets[0] == 0, plan.where, "offsets: expected to start at 0, got ", offsets[0]);
@@ -76,7 +76,7 @@ Schedule make_schedule(const SegmentPlan& plan, int64_t width) {
   return schedule;
 }
 
-// f(begin, end) over `count` tasks of together `elements` elements.
+// f(begin, end) over `count` tasks with `elements` elements in total.
 template <class F>
 void run_tasks(int64_t count, int64_t elements, const F& f) {
   if (count > 0) parallel_for(count, std::max<int64_t>(1, count * kGrain / std::max<int64_t>(1, elements)), f);

@@ -6,10 +6,10 @@
 
 namespace manualgrad {
 
-// Fewer columns than a vector has lanes: a segment's rows are one stretch of memory, whose vectors have the same
-// columns in their lanes as those `period` before.
+// Fewer columns than a vector has lanes: a segment's rows are one stretch of memory, and each vector has the same
+// columns in its lanes as the vector `period` before it.
 struct Period {
-  int columns, period, used;  // as many vectors are gathered apart as hide the latency of an addition
+  int columns, period, used;  // `used` vectors are gathered separately, to hide the latency of an addition
 
   HOST_INLINE Period(int64_t inner, int lanes) : columns(static_cast<int>(inner)) {
     int common = lanes;
@@ -19,11 +19,11 @@ struct Period {
   }
 };
 
-// Of any Period of fewer columns than lanes: three columns use six.
+// The most that a Period of fewer columns than lanes uses: three columns use six.
 template <class N>
 constexpr int kMostVectors = kLanesIn<N> > 6 ? kLanesIn<N> : 6;
 
-// Puts into every lane of a column what that column has.
+// Puts the value of a column into all lanes of that column.
 template <class N>
 MANUALGRAD_NOT_INLINED void spread(const Period& by, const BaseOf<N>* of_columns, N* vectors) {
   BaseOf<N> lane[kMostVectors<N> * kLanesIn<N>];

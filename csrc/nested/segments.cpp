@@ -47,12 +47,12 @@ struct TasksBody {
       for (; c + 4 * kW <= end; c += 4 * kW) Columns<Op, T, Bytes, 4>::run(step, rows, of, c, 0);
       for (; c + 2 * kW <= end; c += 2 * kW) Columns<Op, T, Bytes, 2>::run(step, rows, of, c, 0);
     }
-    // The last vector overlaps the one before where they do not come out even.
+    // If the columns do not fill whole vectors, the last vector overlaps the one before.
     for (; c < end; c += kW)
       Columns<Op, T, Bytes, 1>::run(step, rows, of, std::min(c, end - kW), c - std::min(c, end - kW));
   }
 
-  // Tasks [begin, end) of every (outer, tile), the first of which are left out.
+  // Tasks [begin, end) of every (outer, tile), without the first `first` ones.
   HOST_INLINE static void run(const Operands<T>& at, const Schedule& schedule, int64_t first, Step of_pieces,
                               int64_t begin, int64_t end) {
     const int64_t tasks = schedule.tasks() - first;
@@ -67,8 +67,8 @@ struct TasksBody {
   }
 };
 
-// Merges the parts of segments that were cut: [begin, end) of every (outer, cut). Leaves in each part what its rows
-// need, or writes the result.
+// Merges the parts of segments that were cut: [begin, end) of every (outer, cut). Leaves in each part the values that
+// its rows need, or writes the result.
 template <class Op, class T, int Bytes>
 struct MergeBody {
   using N = Lanes<T, Bytes>;
@@ -102,12 +102,12 @@ struct MergeBody {
   }
 };
 
-// Rows of `bytes` bytes, each as often as its segment is long.
+// Rows of `bytes` bytes, each repeated for the length of its segment.
 template <int Bytes>
 struct RepeatBody {
   HOST_INLINE static void copies(const char* from, char* to, int64_t count, int64_t bytes) {
     if (bytes >= Bytes) {
-      // The last vector overlaps the one before where they do not come out even.
+      // If the rows do not fill whole vectors, the last vector overlaps the one before.
       for (int64_t r = 0; r < count; ++r, to += bytes) {
         for (int64_t c = 0; c < bytes; c += Bytes) {
           const int64_t at = std::min<int64_t>(c, bytes - Bytes);

@@ -1,12 +1,12 @@
 // Operations within segments on CUDA; the contract is in segments.h.
 //
-// One cooperative launch a call, on the current stream; it does not synchronize. A short segment is one thread's
-// for each column. A long one is cut at fixed rows into pieces, again a thread's each; the grid waits for itself, one
-// thread for each column merges the parts in order, and after another wait the pieces' results are written. So no
-// thread has more than some rows or parts to go over, and results do not depend on how many threads there are.
+// One cooperative launch per call, on the current stream; it does not synchronize. One thread per column takes a short
+// segment. A long segment is cut at fixed rows into pieces, each with one thread per column. After a grid barrier, one
+// thread per column merges the parts in order, and after another barrier the results of the pieces are written. So each
+// thread has only a limited number of rows or parts to go over, and results do not depend on the number of threads.
 //
-// Offsets are not known to the host, and a device has no way to raise: what they say is clamped to the rows there are,
-// so that nothing else is read or written, and where it is wrong, the whole result is nan: it is written after a wait,
+// The host does not know the offsets, and a device cannot raise. So offsets are clamped to the existing rows, and
+// nothing else is read or written. If offsets are wrong, the whole result becomes nan: it is written after a barrier,
 // over what two threads may have written where segments overlap.
 #include "segments.h"
 
@@ -22,7 +22,7 @@ constexpr int64_t kRun = 64;  // rows that are added up before they are added to
 
 struct SegmentShape {
   int64_t outer, length, inner, segments;
-  int64_t rows;  // of a tile; a segment of more is cut
+  int64_t rows;  // of a tile; a longer segment is cut
   int64_t tiles;
 };
 
@@ -41,7 +41,7 @@ __device__ bool offsets_are_wrong(const SegmentShape& shape, const int64_t* offs
   return at == shape.segments ? offsets[at] != shape.length : offsets[at] > offsets[at + 1];
 }
 
-// The segment that a row belongs to: the first one that ends behind it.
+// The segment that a row belongs to: the first one that ends after it.
 __device__ int64_t segment_of(const SegmentShape& shape, const int64_t* offsets, int64_t row) {
   int64_t low = 0, high = shape.segments - 1;
   while (low < high) {
@@ -135,7 +135,7 @@ __device__ T* part_of(const SegmentShape& shape, const Operands<T>& at, int64_t 
   return at.parts + (((outer * shape.tiles + tile) * 2 + which) * 4) * shape.inner + column;
 }
 
-// Where the merged part of the segment is that begins at this row.
+// The place of the merged part of the segment that begins at this row.
 template <class T>
 __device__ T* merged_part(const SegmentShape& shape, const Operands<T>& at, int64_t outer, int64_t begin,
                           int64_t column) {
@@ -160,7 +160,7 @@ __device__ void check_offsets(const SegmentShape& shape, const int64_t* offsets,
   }
 }
 
-// Whether the offsets were found wrong, of which everybody knows after a wait; the result is nan then.
+// Whether the offsets are wrong, which all threads know after a barrier; the result is nan then.
 template <class S>
 __device__ bool refuse(const SegmentShape& shape, const int* wrong, S* out, int64_t rows) {
   if (*static_cast<const volatile int*>(wrong) == 0) return false;
@@ -273,7 +273,7 @@ struct CudaSegments {
     stream.launch_cooperative(kernel, blocks, kThreads, args..., wrong);
   }
 
-  // Whether there is something to do; what can be wrong where there is nothing is known to the host.
+  // Whether there is something to do. If there is not, the host can check all that may be wrong.
   static bool needed(const SegmentPlan& plan, bool rows) {
     MANUALGRAD_CHECK(plan.segments > 0 || plan.length == 0, plan.where, "offsets: expected to end at ", plan.length,
                      ", the size in dim ", plan.dim, ", got no segments");

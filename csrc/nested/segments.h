@@ -9,9 +9,9 @@
 //   manualgrad::_nested_sum_backward(Tensor grad, Tensor offsets, int count, int dim) -> Tensor
 //
 // Segment s is the rows offsets[s] to offsets[s + 1] of the dim, which is `length` long; offsets are int32 or int64.
-// The arithmetic is that of math/segments.h. Values are of any floating point dtype, for sums also complex, which are
-// two real columns each; of any strides and any size, 0 included. Half and bfloat16 are computed in float32. The result
-// is contiguous. An empty segment sums to 0, and its maximum is -inf.
+// The arithmetic is in math/segments.h. Values have any floating point dtype; for sums also a complex one, whose
+// columns are two real columns each. Any strides and any size, 0 included. Half and bfloat16 are computed in float32.
+// The result is contiguous. An empty segment sums to 0, and its maximum is -inf.
 //
 // Called by the formulas of these names in torch_manualgrad/nested/segments.py and segment_maxima.py.
 #pragma once
@@ -25,7 +25,7 @@
 namespace manualgrad {
 
 struct SegmentPlan {
-  const char* where;  // opens the messages
+  const char* where;  // the prefix of error messages
   int64_t outer, length, inner, segments;
   int64_t dim;     // as given
   Tensor offsets;  // int64, contiguous
@@ -55,7 +55,7 @@ inline int64_t wrapped(const char* where, const char* name, const Tensor& values
   return dim < 0 ? dim + dims : dim;
 }
 
-// Of the tensor whose dim is cut, or which has the segments there.
+// The plan for a tensor whose dim is divided into segments, or whose dim has one entry per segment.
 inline SegmentPlan plan_segments(const char* where, const char* name, const Tensor& values, const Tensor& offsets,
                                  int64_t dim) {
   const Geometry of = geometry(values);
@@ -79,7 +79,7 @@ inline SegmentPlan plan_segments(const char* where, const char* name, const Tens
   return plan;
 }
 
-// `other` is as `values` are.
+// Checks that `other` has the dtype, shape and device of `values`.
 inline void check_other(const char* where, const char* name, const Tensor& values, const char* other_name,
                         const Tensor& other) {
   const Geometry a = geometry(values), b = geometry(other);
@@ -109,7 +109,7 @@ inline ScalarType compute_dtype(ScalarType type, const char* where, const char* 
 // of a row).
 template <class Device>
 struct SegmentOperators {
-  // Of `values`, and where there are two inputs of x too; both of one dtype, of which `real` is the real one.
+  // Runs Op on `values` and, if it has two inputs, on `other`; both have one dtype, and `real` is its real dtype.
   template <class Op>
   static Tensor run(const SegmentPlan& plan, const Tensor& values, const Tensor* other, const char* name,
                     ScalarType real) {

@@ -1,8 +1,8 @@
 // The tangent of attention on the CPU; the contract is in attention.h.
 //
-// A thread takes a tile of queries with all keys: of these it holds the scores and their tangents, so that the softmax
-// needs one pass of products and not two. Keys are packed in panels as wide as the registers' block of scores, values
-// in rows of whole vectors, of a few heads at a time.
+// A thread takes a tile of queries with all keys. It holds their scores and the tangents of the scores, so that the
+// softmax needs one pass of products instead of two. Keys are packed in panels as wide as the block of scores in
+// registers, values in rows of whole vectors, a few heads at a time.
 #include "attention.h"
 
 #include <memory>
@@ -20,7 +20,7 @@ constexpr int64_t kKeysAtOnce = 64;
 // Bytes of the packed heads.
 constexpr int64_t kPackedBytes = int64_t{4} << 20;
 
-// Aligned as vectors are: one that lies across two lines of the cache takes twice as long.
+// Aligned like vectors: a vector that lies across two cache lines takes twice as long.
 struct AlignedDelete {
   void operator()(void* data) const { ::operator delete(data, std::align_val_t{kLaneBytes}); }
 };
@@ -90,7 +90,7 @@ struct TileBody {
   static constexpr int64_t kStep = Row::kStep;
 
   HOST_INLINE static int64_t columns(const AttentionPlan& plan) { return rounded_up(plan.width, kLanes<T, Bytes>); }
-  // Of rows of scores: one that is a power of two puts all rows into the same few places of the cache.
+  // The stride of rows of scores: a power of two would map all rows to the same few sets of the cache.
   HOST_INLINE static int64_t stride(int64_t size) { return size + kLanes<T>; }
   // Elements that a thread needs: q, dq, the tile of the result, scores and their tangents, and a row of a mask.
   static int64_t scratch(const AttentionPlan& plan) {
@@ -98,7 +98,7 @@ struct TileBody {
     return kTileRows * (3 * columns(plan) + 2 * line) + line;
   }
 
-  // Queries from `row` on, of head h, which meets the head of keys that is packed here.
+  // Queries from `row` on, of head h, with the head of keys that is packed here.
   HOST_INLINE static void run(const AttentionPlan& plan, const Packed<T>& packed, int64_t n, int64_t h, int64_t row,
                               T* scratch, ScalarType type, void* out) {
     const int64_t rows = std::min(kTileRows, plan.queries - row), wide = columns(plan);
@@ -153,7 +153,7 @@ struct TileBody {
     }
   }
 
-  // Times the scale; the rows that fill up a block are 0.
+  // Loads queries times the scale; the rows that pad a block are 0.
   HOST_INLINE static void load_queries(const AttentionPlan& plan, const HeadRows& from, int64_t n, int64_t h,
                                        int64_t row, int64_t rows, T* to) {
     const int64_t wide = columns(plan);
@@ -212,7 +212,7 @@ struct CpuAttention {
     const int64_t group = std::clamp<int64_t>(kPackedBytes / (each * int64_t{sizeof(T)}), 1, all);
     const Buffer<T> packed = make_buffer<T>(group * each);
 
-    const int64_t work = plan.keys * plan.width / 8;  // of a row; as many elements as take the same time
+    const int64_t work = plan.keys * plan.width / 8;  // of a row, as a number of elements that take the same time
     for (int64_t first = 0; first < all; first += group) {
       const int64_t count = std::min(group, all - first);
       parallel_for(count * panels, grain_of(kStep * plan.width), [&](int64_t begin, int64_t end) {

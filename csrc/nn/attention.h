@@ -8,11 +8,11 @@
 //
 //   P = softmax(s q k^T + M),   T = s (dq k^T + q dk^T) + dM,   dP = P (T - <P T>),   the result is dP v + P dv.
 //
-// A query whose every score a mask made -inf has the result 0; with is_causal query i meets the keys 0 to i only.
-// The result has the shape and dtype of query and is contiguous. Any strides, any size, 0 included. Half and bfloat16
-// are computed in float32. Deterministic: a row of the result is computed by one thread, in an order that depends on
-// the shapes alone. Beside the result there are copies of a few heads of keys and values, and for each thread the
-// scores of a few queries.
+// If a mask makes every score of a query -inf, its result is 0. With is_causal, query i attends to the keys 0 to i
+// only. The result has the shape and dtype of query and is contiguous. Any strides, any size, 0 included. Half and
+// bfloat16 are computed in float32. Deterministic: a row of the result is computed by one thread, in an order that
+// depends on the shapes alone. Memory besides the result: copies of a few heads of keys and values, and for each thread
+// the scores of a few queries.
 //
 // Called by the formula of this name in torch_manualgrad/derivatives/nn/attention.py.
 #pragma once
@@ -64,7 +64,7 @@ inline HeadRows head_rows(const char* name, const Tensor& tensor, const int64_t 
   return rows;
 }
 
-// Of the same dtype and device as the query, and of the shape of `like`.
+// Checks that a tensor has the dtype and device of the query, and the shape of `like`.
 inline void check_attention_argument(const char* name, const Tensor& tensor, const Tensor& query, const char* like_name,
                                      const Tensor& like) {
   const Geometry a = geometry(tensor), b = geometry(like);

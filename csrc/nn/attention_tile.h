@@ -1,4 +1,4 @@
-// What attention does with a tile of queries, in vectors: products of small matrices, and the passes over rows of
+// The steps of attention on a tile of queries, in vectors: products of small matrices, and the passes over rows of
 // scores. Host code.
 #pragma once
 
@@ -9,12 +9,12 @@ namespace manualgrad {
 
 #define MANUALGRAD_UNROLL _Pragma("GCC unroll 8")
 
-// Products of matrices: so many rows and vectors of the result are held in registers.
+// Products of matrices keep this many rows and vectors of the result in registers.
 constexpr int kRowsAtOnce = 6;
 template <int Bytes>
 constexpr int kVectorsAtOnce = Bytes == 64 ? 4 : 2;
 
-// a b + c: with one rounding where there is an instruction for it, without which products take twice as long.
+// a b + c: with one rounding if there is an instruction for it; products take twice as long without.
 template <class T, int B>
 HOST_INLINE Lanes<T, B> multiply_add(const Lanes<T, B>& a, const Lanes<T, B>& b, const Lanes<T, B>& c) {
 #if defined(MANUALGRAD_MULTIVERSION)
@@ -33,7 +33,7 @@ HOST_INLINE Lanes<T, B> multiply_add(const Lanes<T, B>& a, const Lanes<T, B>& b,
   }
 }
 
-// c = a[0] b[0] + a[1] b[1], or as many of these terms as there are; c += these where it adds.
+// c = a[0] b[0] + a[1] b[1], or as many of these terms as there are; or c += these.
 template <class T>
 struct ProductOperands {
   const T* a[2];  // (rows, depth)

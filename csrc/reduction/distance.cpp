@@ -18,7 +18,7 @@ namespace {
 
 template <Power P, class T, int Bytes>
 struct CdistBody {
-  // Rows [row, row + rows) of one batch of x1, which come with one batch each of the others.
+  // Rows [row, row + rows) of one batch of x1, with one batch of each of the other operands.
   HOST_INLINE static void tiles(const DistancePlan& plan, const Trust& trust, const DistanceOperands<T>& at,
                                 int64_t row, int64_t rows) {
     using Row = RowBody<P, T, Bytes, false>;
@@ -213,7 +213,7 @@ struct CpuDistance {
       add_up(plan, operands, parts, sums.data());
       return;
     }
-    // As the sum of a row does not depend on them, few rows are shared out in smaller units.
+    // If there are few rows, units are smaller; the sum of a row does not depend on the units.
     const int64_t rows = std::max<int64_t>(1, std::min(kRows, plan.batch * plan.rows / 32));
     const int64_t units = plan.batch * ((plan.rows + rows - 1) / rows);
     const double work = static_cast<double>(rows * plan.sums) * pairs;
@@ -235,7 +235,7 @@ struct CpuDistance {
                                  static_cast<const T*>(distances.const_data_ptr()),
                                  static_cast<T*>(out.mutable_data_ptr())};
     std::optional<AlignedMemory<T>> memory;
-    // Across, pdist meets pairs that are not its own, with a = 0: they must be finite.
+    // Vectors across x2 also have pairs that are not pdist's, with a = 0: they must be finite.
     if (plan.columns < 64 && plan.others >= 4 && (!plan.triangle || all_finite(operands.x2, x2.numel()))) {
       const int64_t batches = x2.numel() / (plan.others * plan.columns);
       memory = transposed(operands.x2, batches, plan.others, plan.columns);

@@ -1,8 +1,8 @@
 // The cotangents of pairwise distances on CUDA; the contract is in distance.h.
 //
-// A block takes a row of x1 and goes through the rows of x2 a tile at a time: first the pairs' coefficients (a thread
-// for a pair, or several where its elements have to be read), then the elements, threads being spread over both the
-// pairs and the coordinates. Runs on the current stream; does not synchronize. Deterministic: sums have a fixed order.
+// A block takes a row of x1 and goes through the rows of x2 a tile at a time: first the pairs' coefficients (one thread
+// per pair, or several if its elements have to be read), then the elements, with the threads spread over both the pairs
+// and the coordinates. Runs on the current stream; does not synchronize. Deterministic: sums have a fixed order.
 #include "distance.h"
 
 #include "../base/cuda.h"
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads, 2) row_kernel(DistancePlan plan, Tru
       const T* distances = at.distances + kept[2] + summed[2];
       for (int64_t first = 0; first < plan.others; first += kThreads) {
         const int count = static_cast<int>(std::min<int64_t>(kThreads, plan.others - first));
-        __syncthreads();  // the coefficients of the tile before are done with
+        __syncthreads();  // the coefficients of the previous tile are no longer needed
         const int width = P == Power::kExtreme ? (lanes < kWarp ? lanes : kWarp) : 1;
         for (int i = thread / width; i < count; i += kThreads / width) {
           const int64_t j = first + i;

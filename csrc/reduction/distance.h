@@ -3,9 +3,9 @@
 //   manualgrad::cdist_backward(Tensor grad, Tensor x1, Tensor x2, float p, Tensor cdist) -> Tensor
 //   manualgrad::pdist_backward(Tensor grad, Tensor self, float p, Tensor pdist) -> Tensor
 //
-// The cotangent of x1 (*, P, M): row i gets sum_j grad_ij w(x1_i - x2_j), the arithmetic being that of math/distance.h;
-// x2 is (*, R, M), grad and cdist are (*, P, R), batch dims broadcast, and rows that x1 repeats are summed. pdist is
-// cdist of self with itself, grad and pdist being the entries above the diagonal, row by row; a row does not meet
+// The cotangent of x1 (*, P, M): row i gets sum_j grad_ij w(x1_i - x2_j), with the arithmetic of math/distance.h. x2 is
+// (*, R, M), grad and cdist are (*, P, R), batch dims broadcast, and rows that x1 repeats are summed. pdist is cdist of
+// self with itself, where grad and pdist are the entries above the diagonal, row by row, and a row is not paired with
 // itself. The result has x1's shape and dtype and is contiguous. Any strides, any size, 0 included. Half and bfloat16
 // are computed in float32. Deterministic: a row of x1 is summed by one thread (CPU) or one block (CUDA) in a fixed
 // order.
@@ -25,7 +25,7 @@ namespace manualgrad {
 #define CDIST_BACKWARD "manualgrad::cdist_backward: "
 #define PDIST_BACKWARD "manualgrad::pdist_backward: "
 
-// Of x1 and x2: what a CUDA launch has room for.
+// The most dims of x1 and x2: as many as a CUDA launch has room for.
 constexpr int kMaxPairDims = 32;
 
 // Where the entries (i, j) of grad or of the distances are, in elements.
@@ -42,7 +42,7 @@ struct DistancePlan {
   LoopNest<3, kMaxPairDims> kept, summed;  // x2, grad, distances
   PairStrides grad, distances;
 
-  // pdist: which entry the pair i < j is.
+  // pdist: the index of the entry of the pair i < j.
   HOST_DEVICE int64_t at_pair(int64_t i, int64_t j) const { return i * (2 * rows - i - 1) / 2 + j - i - 1; }
 };
 
@@ -156,7 +156,7 @@ inline DistancePlan plan_pdist_backward(const Tensor& grad, const Tensor& self, 
   return plan;
 }
 
-// Checks are done; allocates, settles what needs no kernel, and hands the rest to Device::run<T>.
+// Called after the checks: allocates, handles cases that need no kernel, and passes the rest to Device::run<T>.
 template <class Device>
 Tensor run_distance(const DistancePlan& plan, const Tensor& grad, const Tensor& x1, const Tensor& x2,
                     const Tensor& distances) {
@@ -170,7 +170,7 @@ Tensor run_distance(const DistancePlan& plan, const Tensor& grad, const Tensor& 
       Device::template run<double>(plan, grad, left, right, distances, out);
     } else if (type == ScalarType::Float) {
       Device::template run<float>(plan, grad, left, right, distances, out);
-    } else {  // converting keeps the strides, up to those that have gaps: they are read anew
+    } else {  // converting changes strides that have gaps, so they are read again
       const Tensor g = torch::stable::to(grad, ScalarType::Float), d = torch::stable::to(distances, ScalarType::Float);
       const DistancePlan wide =
           plan.triangle ? plan_pdist_backward(g, left, plan.p, d) : plan_cdist_backward(g, left, right, plan.p, d);

@@ -23,7 +23,7 @@ struct DistanceOperands {
   T* out;
 };
 
-// sgn(x) at a tie, times a: as distance_element has it, in fewer instructions. idle is 0 a; where n = 0, so is a.
+// sgn(x) at a tie, times a: as in distance_element, in fewer instructions. idle is 0 a; where n = 0, so is a.
 template <class T>
 HOST_INLINE T extreme_element(T x, T a, T n, T idle) {
   using Bits = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
@@ -31,7 +31,7 @@ HOST_INLINE T extreme_element(T x, T a, T n, T idle) {
   return bits_as<T>(bits_as<Bits>(value) ^ (bits_as<Bits>(x) ^ bits_as<Bits>(size)));
 }
 
-// Of pairs that are odd, which are few: compiled once, for the baseline.
+// For odd pairs, which are few: compiled once, for the baseline.
 template <class T>
 MANUALGRAD_NOT_INLINED Slice<T> odd_slice(Power power, const T* left, const T* right, int64_t count, T g, T stored,
                                           double p, const Trust& trust) {
@@ -46,7 +46,7 @@ struct PairCoefficients {
   using Count = std::conditional_t<sizeof(T) == 8, int64_t, int32_t>;
 
   alignas(64) T a[kTile], b[kTile], n[kTile];
-  bool split;  // some b is not 1 (only of quotients); else b is not set
+  bool split;  // some b is not 1 (only for quotients); else b is not set
 
   // Whether the Slice is more than a quotient.
   HOST_INLINE static bool odd(T g, T n, T low, T high) {
@@ -55,7 +55,7 @@ struct PairCoefficients {
     return !((n >= low) & (n <= high) & (!kQuotient | plain | (g == T(0))));
   }
 
-  // Of finite p, from g and the stored norms of rows [begin, end) of the tile. The odd pairs are few.
+  // For finite p, from g and the stored norms of rows [begin, end) of the tile. The odd pairs are few.
   HOST_INLINE void set(const DistancePlan& plan, const Trust& trust, const T* __restrict g, const T* __restrict stored,
                        const T* x1, const T* x2, int64_t begin, int64_t end) {
     split = false;
@@ -82,7 +82,7 @@ struct PairCoefficients {
     }
   }
 
-  // Of p = inf: shares, given how many elements attain the norm.
+  // For p = inf: shares, given how many elements attain the norm.
   HOST_INLINE void set_shares(const DistancePlan& plan, const Trust& trust, const T* g, const T* stored, const T* x1,
                               const T* x2, const Count* ties, int64_t begin, int64_t end) {
     split = false;
@@ -126,8 +126,8 @@ HOST_INLINE bool may_tie(T size, T n) {
   return !((size < n) | (size > n));
 }
 
-// One row of x1 with a tile of the rows of x2, the arrays starting where the tile does. Pairs: a pair adds to the row
-// of x2 as well, the opposite of what it adds to the row of x1.
+// One row of x1 with a tile of the rows of x2; the arrays start where the tile does. Pairs: a pair also adds to the row
+// of x2, the opposite of what it adds to the row of x1.
 template <Power P, class T, int Bytes, bool Pairs>
 struct RowBody {
   static constexpr bool kSmall = Bytes == 16 && !kBaselineHasLanes;  // one coordinate or pair at a time
@@ -144,7 +144,7 @@ struct RowBody {
     constexpr int k1 = K > 1 ? 1 : 0, k2 = K > 2 ? 2 : 0, k3 = K > 2 ? 3 : 0;
     const T x_0 = x1[0], x_1 = x1[k1], x_2 = x1[k2], x_3 = x1[k3];
     T s0 = 0, s1 = 0, s2 = 0, s3 = 0;
-    const int64_t count = (end - begin) & -kPadding;  // the same; said so that loops need no rest
+    const int64_t count = (end - begin) & -kPadding;  // equal to end - begin; tells the compiler that no rest is left
 #pragma omp simd reduction(+ : s0, s1, s2, s3)
     for (int64_t i = 0; i < count; ++i) {
       const int64_t j = begin + i;

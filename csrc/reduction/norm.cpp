@@ -10,7 +10,7 @@
 namespace manualgrad {
 namespace {
 
-// Strided loops gain nothing from wider vectors: they are compiled once, and serve all strides where there is no AVX2.
+// Strided loops gain nothing from wider vectors: they are compiled once, and serve all strides without AVX2.
 template <Stride L, class Body, class Any, class... Args>
 void run_best(const Args&... args) {
   if constexpr (L == Stride::kAny) {
@@ -63,7 +63,7 @@ struct FinitePart {
   }
 };
 
-// unit: whether neighbours are neighbours in memory.
+// unit: whether neighbouring elements are contiguous in memory.
 template <class S>
 void run_finite(const NormPlan& plan, Stride stride, bool unit, const S* x, S* out,
                 const Coefficients<RealCompute<S>>& slices) {
@@ -72,7 +72,7 @@ void run_finite(const NormPlan& plan, Stride stride, bool unit, const S* x, S* o
   parallel_for(plan.numel(), kGrain, [&](int64_t begin, int64_t end) {
     constexpr bool kComplex = !std::is_same_v<S, Real<S>>;
     if constexpr (kInBlocks<S>) {
-      if (kComplex || plan.power != Power::kGeneral) {  // which is faster without
+      if (kComplex || plan.power != Power::kGeneral) {  // kGeneral is faster without blocks
         const auto part = [&](const LoopNest<3>& loops, const W* from, W* to, int64_t first, int64_t last) {
           FinitePart<W>{loops, from, to, slices, exponent, first, last}.run(plan.power, stride);
         };
@@ -143,7 +143,7 @@ struct CpuNorm {
     }
     const int64_t slices = plan.slices;
     const Trust trust = trust_range<R>(plan.p, plan.slice_size);
-    // A slice may have to be read: work is counted in elements where slices are large.
+    // A slice may have to be read: if slices are large, work is counted in elements.
     const int64_t grain = slices > 1 ? std::max<int64_t>(16, kGrain / 16 / plan.slice_size) : 1;
     parallel_for(slices, grain, [&](int64_t begin, int64_t end) {
       for (int64_t s = begin; s < end; ++s) {
@@ -165,7 +165,7 @@ struct CpuNorm {
     if (plan.power != Power::kExtreme) {
       return run_finite(plan, stride, unit, x, to, coefficients);
     }
-    if constexpr (!std::is_same_v<S, Complex<Half>>) {  // of which torch itself has hardly an operation
+    if constexpr (!std::is_same_v<S, Complex<Half>>) {  // torch itself has hardly any operations on these
       if (unit && stride == Stride::kOneSlice) return run_extreme<Stride::kOneSlice>(plan, x, to, coefficients);
       if (unit && stride == Stride::kAcrossSlices) return run_extreme<Stride::kAcrossSlices>(plan, x, to, coefficients);
     }

@@ -57,8 +57,8 @@ __device__ RealCompute<S> block_extreme(const S* x, const LoopNest<1>& reduced, 
   return reduce_block(extreme, reinterpret_cast<T*>(shared), combine);
 }
 
-// A block takes the coefficients of `each` slices, a thread for a slice; where elements have to be read it then takes
-// the slices one by one, with all threads.
+// A block computes the coefficients of `each` slices, one thread per slice. If elements of slices have to be read, the
+// block then takes these slices one by one, with all threads.
 template <class S>
 __global__ void slice_kernel(SliceLoops loops, Power power, double p, Trust trust, int64_t slices, int each,
                              int64_t slice_size, const S* self, const Real<S>* grad, const Real<S>* norm,
@@ -112,7 +112,7 @@ __global__ void slice_kernel(SliceLoops loops, Power power, double p, Trust trus
   }
 }
 
-// How the elements are spread over blocks: where the innermost loop is long, a block takes pieces of one row each.
+// How the elements are spread over blocks: if the innermost loop is long, a block takes pieces of one row each.
 struct Pieces {
   int64_t rows, each;  // each: pieces of a row; 0: elements are taken one by one, by their linear index
 };
@@ -156,7 +156,7 @@ __global__ void finite_kernel(LoopNest<3> loops, int64_t numel, Pieces pieces, d
   });
 }
 
-// A thread keeps the count of the slice it is in and hands it over when it leaves the slice.
+// A thread keeps the count of its current slice, and adds it to the total when it leaves the slice.
 template <class S>
 __global__ void tie_kernel(LoopNest<3> loops, int64_t numel, Pieces pieces, const S* __restrict__ x,
                            const RealCompute<S>* __restrict__ norm, unsigned long long* ties) {

@@ -60,13 +60,13 @@ inline LoopNest<3> dense(const LoopNest<3>& loops) {
   return result;
 }
 
-// Where an array starts of which `memory` has what follows the first `count` elements.
+// The start of an array whose elements after the first `count` are in `memory`.
 template <class T>
 T* before(T* memory, int64_t count) {
   return reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(memory) - static_cast<uintptr_t>(count) * sizeof(T));
 }
 
-// Elements [begin, end) by compute(dense loops, from, to, begin, end) of a block of them.
+// Elements [begin, end), by compute(dense loops, from, to, begin, end) for each block of them.
 template <class S, class F>
 void in_wide_blocks(const LoopNest<3>& loops, const S* x, S* out, int64_t begin, int64_t end, const F& compute) {
   constexpr int64_t kCount = 8192 / static_cast<int64_t>(sizeof(Compute<S>));

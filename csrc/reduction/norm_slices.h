@@ -1,5 +1,5 @@
-// What the elements of a slice need to know of it, and norms computed again where the stored one cannot be relied on.
-// Host code.
+// The values of a slice that its elements need, and norms computed again if the stored one cannot be relied on. Host
+// code.
 #pragma once
 
 #include "../base/parallel.h"
@@ -106,8 +106,8 @@ RealCompute<S> recomputed_norm(const S* x, RealCompute<S> stored, const NormPlan
   return norm_from_scaled_sum(extreme, sum, plan.p);
 }
 
-// A complex modulus is rounded, and not everywhere alike: a norm that is the extreme modulus up to that rounding is
-// replaced by the extreme modulus computed as is_tie will see it.
+// A complex modulus is rounded, and not in the same way everywhere: a norm that is the extreme modulus up to that
+// rounding is replaced by the extreme modulus as is_tie computes it.
 template <class S>
 RealCompute<S> matched_extreme(const S* x, RealCompute<S> stored, const NormPlan& plan) {
   using T = RealCompute<S>;

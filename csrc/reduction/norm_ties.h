@@ -9,7 +9,7 @@ namespace manualgrad {
 template <class T>
 using TieCount = std::conditional_t<sizeof(T) == 8, int64_t, int32_t>;
 
-// Out of a stretch: the sign of x where its modulus attains the norm, 0 elsewhere, and the number of ties.
+// For a stretch: the sign of x where its modulus attains the norm, 0 elsewhere, and the number of ties.
 template <Stride L, class S>
 struct TieStretch {
   using T = RealCompute<S>;

@@ -223,7 +223,7 @@ Tensor star(const Tensor& crow, const Tensor& col, const Tensor& order) {
       const int64_t c = color[w];
       if (c < 0) return;
       forbidden[c] = v;
-      if (first_of[c] == v) {  // two neighbors of one color: v must differ from all around them
+      if (first_of[c] == v) {  // two neighbors of one color: v must differ from all their neighbors
         forbid_around(first[c]);
         forbid_around(w);
         return;
@@ -265,7 +265,7 @@ Tensor acyclic(const Tensor& crow, const Tensor& col, const Tensor& order) {
   const Integers given = order_of(order, n);
   Numbers color(n, -1), forbidden(n + 1, -1), first(n + 1), first_of(n + 1, -1);
   Numbers visit_of(col.numel(), -1), visit_from(col.numel());
-  DisjointSets trees(col.numel());  // of edges: those of two colors that hang together
+  DisjointSets trees(col.numel());  // of edges: the connected ones of two colors
   for (int64_t k = 0; k < n; ++k) {
     const int64_t v = given[k];
     graph.visit(v, [&](int64_t w, int64_t) {
@@ -324,7 +324,7 @@ Tensor elimination(const Tensor& crow, const Tensor& col, const Tensor& colors) 
       ++left[first[c]];
     });
   }
-  // places (v, w) that are the last ones unknown among the neighbors of v of one color
+  // places (v, w) that are the last unknown ones among the neighbors of v of one color
   Numbers now, then;
   for (int64_t p = 0; p < col.numel(); ++p) {
     if (group[p] == p && left[p] == 1) now.push_back(p);

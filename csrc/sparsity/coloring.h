@@ -1,8 +1,10 @@
 // Colorings of sparsity patterns.
 //
-//   manualgrad_sparsity::degree_order(Tensor vertex_ptr, Tensor nets, Tensor net_ptr, Tensor vertices, int kind) ->
-//   Tensor manualgrad_sparsity::distance2(Tensor vertex_ptr, Tensor nets, Tensor net_ptr, Tensor vertices, Tensor
-//   order) -> Tensor manualgrad_sparsity::star(Tensor crow, Tensor col, Tensor order) -> Tensor
+//   manualgrad_sparsity::degree_order(
+//       Tensor vertex_ptr, Tensor nets, Tensor net_ptr, Tensor vertices, int kind) -> Tensor
+//   manualgrad_sparsity::distance2(
+//       Tensor vertex_ptr, Tensor nets, Tensor net_ptr, Tensor vertices, Tensor order) -> Tensor
+//   manualgrad_sparsity::star(Tensor crow, Tensor col, Tensor order) -> Tensor
 //   manualgrad_sparsity::acyclic(Tensor crow, Tensor col, Tensor order) -> Tensor
 //   manualgrad_sparsity::elimination(Tensor crow, Tensor col, Tensor colors) -> Tensor
 //
