@@ -9,7 +9,7 @@
 namespace manualgrad {
 
 // The order of m rows after the row interchanges of LAPACK's pivots: row i of L U is row order[i] of the matrix.
-// Pivots out of range, which no factorisation returns, are ignored.
+// Pivots out of range, which no factorization returns, are ignored.
 HOST_DEVICE void order_of_pivots(const MatrixBatch<const int32_t>& pivots, int64_t place, int m, int k, int* order,
                                  int step) {
   for (int i = 0; i < m; ++i) order[i * step] = i;

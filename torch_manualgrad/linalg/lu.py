@@ -25,11 +25,11 @@ class LU(NamedTuple):
 
 @checked
 def lu(A: Tensor, *, pivot: bool = True) -> LU:
-    """LU factorisation, like `torch.linalg.lu`, with a derivative also where the last pivot is zero.
+    """LU factorization, like `torch.linalg.lu`, with a derivative also where the last pivot is zero.
 
     Args:
         A: (*, m, n), float32, float64, complex64 or complex128.
-        pivot: False for the factorisation without pivoting, $A = L U$, on any device; torch has it on CUDA only. It is
+        pivot: False for the factorization without pivoting, $A = L U$, on any device; torch has it on CUDA only. It is
             unstable, except for matrices such as diagonally dominant or definite ones.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The LU factorisation of small matrices, with partial pivoting."""
+"""The LU factorization of small matrices, with partial pivoting."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SIZES = (LIMITS["lu_small_order"],) * 3
 
 @formula(kernel=("cpu", "cuda"))
 def lu_small(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """LU factorisation, $A = P L U$, with partial pivoting and LAPACK's choice of the pivot: the first of the largest.
+    """LU factorization, $A = P L U$, with partial pivoting and LAPACK's choice of the pivot: the first of the largest.
 
     Args:
         A: (*, m, n) with $m$, $n <= 8$; float32, float64, complex64 or complex128.

@@ -113,7 +113,7 @@ def test_ormqr_with_any_of_its_inputs_fixed(wanted, override):
 
 
 def test_orthogonality_is_differentiated_exactly(override):
-    """Of a geqrf's reflectors and their tau, Q^H Q = I stays so along the factorisation: a closed form."""
+    """Of a geqrf's reflectors and their tau, Q^H Q = I stays so along the factorization: a closed form."""
     A = random(5, 3, dtype=F64)
     a, tau = torch.geqrf(A)
     V = a.tril(-1) + torch.eye(5, 3, dtype=F64)

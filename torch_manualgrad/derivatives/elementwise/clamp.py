@@ -10,7 +10,8 @@ Args:
 Note:
     Where not differentiable, PyTorch's conventions hold. At a bound, since torch 2.15, $x$ shares the gradient with the
     bound if that is a tensor, and has no gradient if it is a number; before, $x$ has the whole gradient in both cases. Where
-    the bounds are equal and $x$ differs, the bound on the side of $x$ has the whole gradient. If two numbers are equal,
+    the bounds are equal and $x$ differs, the bound on the side of $x$ has the whole gradient; in PyTorch before 2.15 it has
+    none. If two numbers are equal,
     maximum and minimum give $1/2$ to each. So do fmax and fmin since torch 2.15; before, the first has the whole gradient.
 """
 
@@ -58,7 +59,7 @@ def _where_min(self: Tensor, min: Tensor, max: Tensor | None) -> tuple[Tensor, T
     if max is None:
         return (~(self >= min), self == min) if _SHARED else (self < min, None)
     if not _SHARED:
-        return (self < min) & (min <= max), None  # PyTorch's gradient is 0 where the bounds are equal
+        return (self < min) & (min <= max), None  # where the bounds are equal, PyTorch's gradient is 0, which is wrong
     ordered = ~(min > max)
     return ordered & (self < min), ordered & (self == min) & (self != max)
 

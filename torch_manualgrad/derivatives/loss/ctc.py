@@ -5,7 +5,7 @@ log-probabilities,
 
     a_t(s) = lp_t(m(s)) + log(exp a_(t-1)(s) + exp a_(t-1)(s - 1) + [m(s) != m(s - 2)] exp a_(t-1)(s - 2)),
 
-from $a_(-1) = log [s = 0]$; $b_t$ is the same from the end, without $lp_t$, and $log Z$ the sum over the last two
+from $a_(-1) = log [s = 0]$; $b_t$ is the same from the end, without $lp_t$, and $Z$ is the sum of $exp a$ over the last two
 states. The derivative is that of a sum of products, at any $lp$, normalized or not:
 
     d(-log Z) / d lp_t(c) = -sum_(m(s) = c) exp(a_t(s) + b_t(s) - log Z).
