@@ -208,6 +208,7 @@ print([name for name in {names} if (found := find_spec(name)) and "tools" in str
 # -- aarch64 ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_zig
 def test_kernels_compile_for_aarch64(tmp_path):
     """By another compiler, too: clang, with all warnings being errors.
