@@ -51,13 +51,20 @@ class Layouts:
                 self._indices, values, self.shape, device=self.device, is_coalesced=True, check_invariants=False
             )
         if layout == "csr":
-            return torch.sparse_csr_tensor(*self._rows, values, self.pattern.shape, device=self.device)
+            return torch.sparse_csr_tensor(
+                *self._rows, values, self.pattern.shape, device=self.device, check_invariants=False
+            )
         if layout == "bsr":
             crow, col, places, count = self._blocks(blocksize)
             assert blocksize is not None
             blocks = values.new_zeros(count * blocksize[0] * blocksize[1]).index_put((places,), values)
             return torch.sparse_bsr_tensor(
-                crow, col, blocks.reshape(count, *blocksize), self.pattern.shape, device=self.device
+                crow,
+                col,
+                blocks.reshape(count, *blocksize),
+                self.pattern.shape,
+                device=self.device,
+                check_invariants=False,
             )
         from scipy.sparse import csr_array  # type: ignore[import-untyped]  # an optional dependency
 

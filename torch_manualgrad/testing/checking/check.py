@@ -67,11 +67,7 @@ def check(
             a rule, which has its own samples in float64 and complex128.
         modes: which of `MODES`, the outer transform first. Each is compared with finite differences in double
             precision.
-        checks: which of `ALL_CHECKS`; by default `CHECKS`. Some of the others: "batched gradients" (`is_grads_batched`,
-            vectorised Jacobians), "meta" and "make_fx" (device meta, fake gradients, traced graphs), "checkpoint" (and
-            hooks on saved tensors), "residuals" (in-place writes between forward and backward), "leaks" (tensors kept
-            alive), "determinism" (repeated, and on threads), "compiled autograd", "compile", "compiled"
-            (`mg.compile` in every mode). `checks/table.py` lists all checks; the docstring of each says what it checks.
+        checks: which of `ALL_CHECKS`; by default `CHECKS`. docs/checking.md says what each one compares.
         tolerances: replaces entries of `TOLERANCES`, keyed by the narrowest dtype of a sample's differentiable inputs.
         gaps: mode or check (or one engine of it: ``"fwd-fwd/func"``, ``"third order/rev-fwd-fwd"``,
             ``"precision/float16"``) -> reason. A declared gap must raise in that mode: a wrong value is a failure, and
