@@ -44,7 +44,8 @@ inline bool is_inexact(ScalarType type) {
 // Converts to the dtype of the result; a single number on the CPU combines with tensors on any device.
 inline Tensor prepared(const Tensor& tensor, const Tensor& beside, ScalarType type) {
   const bool moves = tensor.dim() == 0 && tensor.is_cpu() && !beside.is_cpu();
-  if (moves) return torch::stable::to(tensor, type, std::nullopt, beside.device());
+  // by value: a copy would wait for the device, which is an error while a graph is captured
+  if (moves) return call_torch("aten::fill_", "Tensor", torch::stable::new_empty(beside, {}, type), tensor);
   return tensor.scalar_type() == type ? tensor : torch::stable::to(tensor, type);
 }
 

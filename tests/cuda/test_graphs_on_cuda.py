@@ -12,6 +12,7 @@ from cuda_on_host.cases import CASES
 from each_kernel import call
 
 import torch_manualgrad as mg
+from torch_manualgrad.derivatives.elementwise.strong_times import strong_times
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -31,6 +32,21 @@ def test_each_kernel_is_captured_and_replayed(case):
     graph.replay()
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_number_on_the_cpu_times_a_tensor(first, dtype):
+    """Its value is that of the capture."""
+    number, x = (
+        torch.tensor(2.5 - 1j if dtype.is_complex else 2.5, dtype=dtype),
+        torch.randn(5, dtype=dtype, device="cuda"),
+    )
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = strong_times(number, x) if first else strong_times(x, number)
+    graph.replay()
+    torch.testing.assert_close(found, number.cuda() * x)
 
 
 @pytest.mark.parametrize("name", ["svd", "eigh"])
