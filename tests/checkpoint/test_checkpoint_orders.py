@@ -254,6 +254,11 @@ DROPOUTS = {
     "operator in place": lambda x: torch.dropout_(x * 1, 0.4, train=True),
     "module": torch.nn.Dropout(0.4),
     "of channels": torch.nn.Dropout1d(0.4),
+    "of channels without a batch": lambda x: torch.stack([F.dropout1d(y, 0.4) for y in x]),
+    "of images": lambda x: (
+        F.dropout2d(x[..., None], 0.4, inplace=True)[..., 0] * F.dropout3d(x[..., None, None], 0.4)[..., 0, 0]
+    ),
+    "of features": torch.nn.FeatureAlphaDropout(0.4),
     "after a layer norm": lambda x: F.dropout(F.layer_norm(F.dropout(x, 0.4).sin(), (4,)), 0.4),
     "in evaluation": lambda x: F.dropout(x, 0.4, False) + F.dropout(x, 0.0) + torch.dropout(x, p=0.4, train=False),
     "transformer": Block(4, 0.4).to(F64),
@@ -301,7 +306,7 @@ def test_a_mask_is_the_same_in_every_derivative(name):
             close(found, expected, rtol=1e-6, atol=1e-6)
         (g,) = torch.autograd.grad(f(y), y, create_graph=True)
         batched = lambda: torch.autograd.grad(g, y, torch.stack([v, 2 * v]), is_grads_batched=True)[0]  # noqa: E731
-        if name in ("of channels", "transformer"):  # the mask is not that of F.dropout
+        if name in ("of features", "transformer"):  # PyTorch draws the masks in C++
             for program in (batched, lambda: hessian(f)(x)):
                 with pytest.raises(RuntimeError, match="random"):
                     program()

@@ -43,7 +43,7 @@ class _Dropout(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        return self._dropped(func, *args, **kwargs) if func in _DROPOUTS else func(*args, **kwargs)
+        return self._dropped(func, *args, **kwargs) if func in (*_DROPOUTS, *_OF_CHANNELS) else func(*args, **kwargs)
 
     def _dropped(
         self, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, **by_name: Any
@@ -51,34 +51,42 @@ class _Dropout(TorchFunctionMode):
         training = by_name.get("train", training)
         if not training or not 0 < p < 1:
             return self._as_pytorch(func, input, p, training, inplace)
+        shape, strides = _mask(func, input)
         if self._again is None:
-            layout = None if is_batched(input) else _dense(input)
+            layout = None if is_batched(input) else strides
             self.layouts.append(layout)
         else:
             layout = next(self._again, None)
         transformed = in_functorch() or in_batched_gradients()
-        if layout is None or not transformed and layout == input.stride():
+        if layout is None or not transformed and (layout == input.stride() or func in _OF_CHANNELS):
             return self._as_pytorch(func, input, p, training, inplace)
         with outside_of_transforms() if transformed else nullcontext():  # one mask for all cotangents of a batch
-            mask = torch.empty_strided(input.shape, layout, dtype=input.dtype, device=input.device)
+            mask = torch.empty_strided(shape, layout, dtype=input.dtype, device=input.device)
             mask.bernoulli_(1 - p).div_(1 - p)
         return input.mul_(mask) if inplace or func == torch.dropout_ else input * mask
 
     @staticmethod
     def _as_pytorch(func: Any, input: Tensor, p: float, training: bool, inplace: bool) -> Tensor:
-        found: Tensor = func(input, p, training, *([inplace] if func is functional.dropout else []))
+        found: Tensor = func(input, p, training, *([] if func in (torch.dropout, torch.dropout_) else [inplace]))
         return found
 
 
-def _dense(x: Tensor) -> tuple[int, ...]:
-    """Strides without gaps, in the order of those of ``x``."""
+def _mask(func: Any, x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape and the strides of the mask that PyTorch makes. It has no gaps, and the order of the strides of ``x``."""
+    shape, order = tuple(x.shape), sorted(range(x.dim()), key=lambda d: (x.stride(d), -d))
+    if func in _OF_CHANNELS:
+        kept = 1 if x.dim() == _OF_CHANNELS[func] else 2
+        shape, order = (*shape[:kept], *[1] * len(shape[kept:])), [*reversed(range(x.dim()))]
     strides, step = [0] * x.dim(), 1
-    for d in sorted(range(x.dim()), key=lambda d: (x.stride(d), -d)):
-        strides[d], step = step, step * x.shape[d]
-    return tuple(strides)
+    for d in order:
+        strides[d], step = step, step * shape[d]
+    return shape, tuple(strides)
 
 
 _DROPOUTS = (functional.dropout, torch.dropout, torch.dropout_)
+
+# Dropout of whole channels draws a number for each. The value: how many dims an input without a batch has.
+_OF_CHANNELS = {functional.dropout1d: 2, functional.dropout2d: 0, functional.dropout3d: 4}
 
 
 class RandomState:
