@@ -383,3 +383,36 @@ def test_no_warning_where_everything_is_compiled():
         warnings.simplefilter("error", RuntimeWarning)
         x = points(3, requires_grad=True)
         compiled(lambda x: x.sin().sum())(x).backward()
+
+
+WITHOUT_EFFECT = {
+    "out": (lambda x: torch.tensordot(x, x, dims=((1,), (0,)), out=None).sin(), lambda: points(3, 3)),
+    "strides": (
+        lambda x: nn.functional.adaptive_avg_pool2d(x.sin(), 1).square(),
+        lambda: points(2, 3, 4, 4).to(memory_format=torch.channels_last),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_EFFECT)
+def test_writes_without_effect_are_compiled(name):
+    f, inputs = WITHOUT_EFFECT[name]
+    x = inputs().requires_grad_()
+    g = mg.compile(f, fullgraph=True, fallback=False, lowering="eager")
+    torch.testing.assert_close(g(x), f(x))
+    first, expected = (torch.autograd.grad(h(x).sum(), x, create_graph=True)[0] for h in (g, f))
+    torch.testing.assert_close(first, expected)
+    second, expected = (torch.autograd.grad(h.square().sum(), x)[0] for h in (first, expected))
+    torch.testing.assert_close(second, expected)
+
+
+def test_a_graph_without_tensors_runs_without_a_warning():
+    def f(x):
+        i = torch.tensor([1.0, 6.0])
+        torch._dynamo.graph_break()
+        return x[0, :2] * i
+
+    x = points(3, 3, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        torch.testing.assert_close(mg.compile(f, lowering="eager")(x), f(x))

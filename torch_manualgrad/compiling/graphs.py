@@ -27,6 +27,7 @@ from ..core.internals import (
     unattached,
 )
 from ..core.schema import Signature, is_differentiable
+from .mixed_precision import in_float32
 from .regions import runner
 
 __all__ = [
@@ -87,7 +88,7 @@ def trace(
     fakes: Sequence[Any],
     mode: Any,
     *,
-    decompose: Mapping[Any, Callable[..., Any]] | None = None,
+    like_inductor: Mapping[Any, Callable[..., Any]] | None = None,
     keeps_writes: bool = False,
     stops: bool = False,
 ) -> fx.GraphModule:
@@ -97,7 +98,7 @@ def trace(
         function: returns a flat sequence.
         fakes: the arguments, fake tensors.
         mode: their fake mode.
-        decompose: as in `traced`; only to compile the graph.
+        like_inductor: decompose operators like inductor, and also these; only to compile the graph.
         keeps_writes: the function may write to its arguments: ``copy_`` at the end of the graph.
         stops: each ``detach`` is the program's own.
 
@@ -106,11 +107,14 @@ def trace(
     """
     if isinstance(function, fx.GraphModule):
         function = runner(function)
-    graph = traced(function, fakes, mode, decompose=decompose)
+    table: dict[str, Any] = {"decompose": in_float32}
+    if like_inductor is not None:
+        table = {"decompose": like_inductor, "like_inductor": True}
+    graph = traced(function, fakes, mode, **table)
     if any(writes(n) for n in graph.graph.nodes):
         run = runner(graph)
         functional = torch.func.functionalize(lambda *xs: tuple(run(*xs)), remove="mutations")
-        graph = traced(functional, fakes, mode, decompose=decompose)
+        graph = traced(functional, fakes, mode, **table)
         if not keeps_writes and any(writes(n) for n in graph.graph.nodes):
             raise NotImplementedError("a derivative writes to its arguments")
     for node in graph.graph.nodes:

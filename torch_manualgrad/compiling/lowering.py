@@ -46,7 +46,7 @@ def by_inductor(function: Lowered) -> Run:
         lambda *flat: graph(*flat[len(numbers) :]),
         arguments,
         sizes.mode,
-        decompose={**fused, **_FASTER, **bodies},
+        like_inductor={**fused, **_FASTER, **bodies},
     )
     _computed_once(plain)
     # A small graph spends much of its time between its kernels. C++ is not tried with older versions, nor on other devices.

@@ -33,6 +33,7 @@ from ..core.schema import is_differentiable
 from ..core.versions import reached
 from . import graphs, regions
 from .function import Function, Options, active_rules
+from .mixed_precision import in_float32
 
 __all__ = ["Program", "Unsupported"]
 
@@ -83,8 +84,6 @@ class Program:
         transforms = _refuse(graph, tracked, differentiates)
         derivatives = transforms or differentiates  # their saved tensors are detached
         self.tensors = [i for i, v in enumerate(values) if isinstance(v, Tensor)]
-        if not self.tensors:
-            raise Unsupported("it has no tensors among its inputs")
         self.free = free
         with in_clean_state(autocast=True):
             self.sizes = Sizes(self.open_sizes(values))
@@ -117,7 +116,9 @@ class Program:
 
             mode = self.sizes.mode
             with active_rules() if derivatives else nullcontext():
-                plan = traced(lambda *xs: tuple(of_tensors(constants, *xs)), given, mode, composites=True)
+                plan = traced(
+                    lambda *xs: tuple(of_tensors(constants, *xs)), given, mode, decompose=in_float32, composites=True
+                )
             # since torch 2.15 a fake tensor knows the number that it was made from
             if plan.graph.find_nodes(op="call_function", target=aten._local_scalar_dense.default):
                 raise Unsupported("it reads the value of a tensor, which would be a constant of the graph")
@@ -343,7 +344,7 @@ def _refuse(graph: fx.GraphModule, tracked: bool, differentiates: bool) -> bool:
     for node in nodes:
         if node.op == "get_attr" and not all(isinstance(user.target, OperatorOfGraphs) for user in node.users):
             raise Unsupported(f"it holds the tensor {node.target}, which is not among its inputs")
-        if "out" in node.kwargs:
+        if node.kwargs.get("out") is not None:
             raise Unsupported("it writes to an argument out=")
         if _pulls_back_from_outside(node):
             raise Unsupported(
@@ -401,7 +402,11 @@ def _refuse_writes(plan: fx.GraphModule) -> None:
         if not graphs.writes(node):
             continue
         if torch.Tag.inplace_view in node.target.tags:
-            raise Unsupported(f"{node.target} changes the shape of a tensor in place")
+            if not _keeps_places(node):
+                raise Unsupported(f"{node.target} changes the shape of a tensor in place")
+            node.replace_all_uses_with(node.args[0])
+            plan.graph.erase_node(node)
+            continue
         for argument, about in zip(node.args, node.target._schema.arguments):
             if about.alias_info is not None and about.alias_info.is_write and isinstance(argument, fx.Node):
                 chain = _chain(argument, _STOPS)
@@ -409,6 +414,15 @@ def _refuse_writes(plan: fx.GraphModule) -> None:
                     raise Unsupported("it writes to a tensor that is detached or computed under torch.no_grad()")
                 if chain[-1] in copied:
                     raise Unsupported("it writes to a tensor that was detached, or used under torch.no_grad(), before")
+
+
+def _keeps_places(node: fx.Node) -> bool:
+    """Whether an operator in place leaves every element of a tensor where it is: it changes strides of dims of size 1 only."""
+    before: Any = node.args[0]
+    x, y = before.meta["val"], node.meta["val"]
+    if x.shape != y.shape or x.storage_offset() != y.storage_offset():
+        return False
+    return all(a == b for n, a, b in zip(x.shape, x.stride(), y.stride()) if n != 1)
 
 
 _STOPS = (graphs.stop, graphs.stop_reverse)

@@ -68,6 +68,8 @@ class Programs:
 
     def _find(self, values: Sequence[Any], as_tensors: bool = False) -> Program | None:
         """The program. With tensors for numbers, None if it needs them as constants."""
+        if not any(isinstance(v, Tensor) for v in values):
+            return None  # nothing to differentiate
         if self._free:
             program = self._with_open_sizes(values, as_tensors)
             if program is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -71,11 +72,21 @@ def in_clean_state(autocast: bool = False) -> Iterator[None]:
         yield
 
 
-def compiler_lock() -> Any:
-    """Dynamo's lock: tracing patches global state."""
+@contextlib.contextmanager
+def compiler_lock() -> Iterator[None]:
+    """Dynamo's lock: tracing patches global state.
+
+    Errors of fake kernels are not logged. They are raised here, and handled where an operator takes no open sizes.
+    """
     from torch._dynamo.convert_frame import compile_lock  # importing the compiler is slow
 
-    return compile_lock
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    with compile_lock:
+        before, log.disabled = log.disabled, True
+        try:
+            yield
+        finally:
+            log.disabled = before
 
 
 @contextlib.contextmanager
@@ -94,7 +105,8 @@ def traced(
     fakes: Sequence[Any],
     mode: Any,
     *,
-    decompose: Mapping[Any, Callable[..., Any]] | None = None,
+    decompose: Mapping[Any, Callable[..., Any]],
+    like_inductor: bool = False,
     composites: bool = False,
 ) -> torch.fx.GraphModule:
     """The ATen operators that a function of flat arguments calls.
@@ -103,14 +115,15 @@ def traced(
         function: returns a flat sequence of tensors and numbers.
         fakes: the arguments, fake tensors and symbolic numbers.
         mode: their fake mode.
-        decompose: decompose operators like inductor, and also these.
+        decompose: decompositions of some operators.
+        like_inductor: decompose others like inductor.
         composites: replace operators with undeclared writes, such as batch norm, by ones that declare them.
     """
     from torch._dispatch.python import enable_python_dispatcher  # importing the compiler is slow
     from torch.fx.experimental.proxy_tensor import make_fx  # importing the compiler is slow
 
-    table = None
-    if decompose is not None:
+    table = {**decompose}
+    if like_inductor:
         from torch._inductor.decomposition import select_decomp_table  # importing the compiler is slow
 
         table = {**select_decomp_table(), **decompose}
