@@ -406,6 +406,21 @@ def test_writes_without_effect_are_compiled(name):
     torch.testing.assert_close(second, expected)
 
 
+def test_a_number_at_the_places_of_a_mask():
+    def f(x, w):
+        y = x * w
+        y[x > 0] = w
+        y[x[:, 0] < -0.5] = w[None] * 2
+        return y.sin() * x
+
+    inputs = points(5, 3).requires_grad_(), torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    g = compiled(f, fallback=False)
+    first = [torch.autograd.grad(h(*inputs).sum(), inputs, create_graph=True) for h in (f, g)]
+    second = [torch.autograd.grad(sum(x.square().sum() for x in xs), inputs) for xs in first]
+    for found, expected in zip([*first[1], *second[1]], [*first[0], *second[0]]):
+        torch.testing.assert_close(found, expected)
+
+
 def test_a_graph_without_tensors_runs_without_a_warning():
     def f(x):
         i = torch.tensor([1.0, 6.0])
