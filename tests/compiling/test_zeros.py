@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers.programs import PROGRAMS
+from torch import nn
 
 import torch_manualgrad as mg
 from torch_manualgrad.compiling.function import Options
@@ -76,5 +77,30 @@ def test_an_operator_of_two_cotangents_needs_both_to_be_zero():
 def test_a_backward_is_zero_with_its_only_cotangent():
     aten = torch.ops.aten
     assert _is_backward(aten.sigmoid_backward.default) and _is_backward(aten.native_layer_norm_backward.default)
+    assert _is_backward(torch.ops.manualgrad.native_layer_norm_backward.default)
     for op in (aten.lstm_mps_backward, aten.mkldnn_rnn_layer_backward, torch.ops.manualgrad.linalg_lu_backward):
         assert not _is_backward(op.default)
+
+
+LAYERS = {
+    "layer norm": lambda: nn.LayerNorm(6),
+    "group norm": lambda: nn.Sequential(nn.Unflatten(1, (6, 1)), nn.GroupNorm(2, 6), nn.Flatten()),
+    "batch norm": lambda: nn.BatchNorm1d(6),
+    "batch norm in evaluation": lambda: nn.BatchNorm1d(6).eval(),
+    "rms norm": lambda: nn.RMSNorm(6),
+    "convolution": lambda: nn.Sequential(nn.Unflatten(1, (6, 1)), nn.Conv1d(6, 6, 1), nn.Flatten()),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_parameters_without_a_second_derivative_get_none(name):
+    """As uncompiled: to an optimizer with weight decay, zeros are another gradient than none."""
+    net = nn.Sequential(nn.Linear(4, 6), nn.GELU(), LAYERS[name](), nn.Linear(6, 1)).double()
+    x, found = torch.randn(5, 4, dtype=torch.float64, requires_grad=True), []
+    with mg.override():
+        for f in (net, mg.compile(net, lowering="eager")):
+            net.zero_grad()
+            (first,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
+            first.square().sum().backward()
+            found.append([n for n, p in net.named_parameters() if p.grad is None])
+    assert found[0] == found[1] and len(found[0]) >= 1

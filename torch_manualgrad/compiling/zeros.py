@@ -112,7 +112,11 @@ def _propagate(graph: Any, node: Any, zero: set[Any], shape_of: _ShapeOf) -> Non
 
 def _is_backward(op: Any) -> bool:
     """Whether an operator is linear in its first argument, the one cotangent that it takes."""
-    if not isinstance(op, OpOverload) or op.namespace != "aten" or not op._schema.name.endswith("_backward"):
+    if (
+        not isinstance(op, OpOverload)
+        or op.namespace not in ("aten", "manualgrad")
+        or not op._schema.name.endswith("_backward")
+    ):
         return False
     cotangents = [i for i, a in enumerate(op._schema.arguments) if a.name.startswith("grad")]
     return cotangents == [0]
