@@ -100,7 +100,7 @@ def _rule_row(rule: Any) -> Row:
         ]  # not all samples are made in every dtype
 
     # a rule that claims nothing acts where it is named only
-    return Row(rule.name, rule.probe, rule.aten, samples, rule.improves, turns=3 if rule.improves else 8)
+    return Row(rule.name, rule.probe, rule.aten, samples, rule.improves, turns=4 if rule.improves else 12)
 
 
 def _rounded(sample: Sample, dtype: torch.dtype) -> Sample:
