@@ -168,4 +168,4 @@ PUBLIC: dict[str, tuple[Callable[..., Any], Callable[[torch.dtype], list[Any]]]]
 
 
 def _public_row(name: str, function: Callable[..., Any], inputs: Callable[[torch.dtype], list[Any]]) -> Row:
-    return Row(name, function, function, lambda dtype: [Sample(x) for x in inputs(dtype)])
+    return Row(name, function, function, lambda dtype: [Sample(x) for x in inputs(dtype)], turns=3)
