@@ -421,6 +421,18 @@ def test_a_number_at_the_places_of_a_mask():
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_number_at_the_places_of_a_mask_keeps_the_layout(transposed):
+    def f(x):
+        y = x * 2
+        y[x > 0] = 0.5
+        return y
+
+    x = points(5, 3).t() if transposed else points(5, 3)
+    found, expected = compiled(f)(x), f(x)
+    assert torch.equal(found, expected) and found.stride() == expected.stride()
+
+
 def test_a_graph_without_tensors_runs_without_a_warning():
     def f(x):
         i = torch.tensor([1.0, 6.0])

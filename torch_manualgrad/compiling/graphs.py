@@ -83,12 +83,12 @@ constant = _identity(
 )  # like a gradient without create_graph=True; not a view of another result
 
 
-def _put_where_true(x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False) -> Any:
+def _fill_by_mask(x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False) -> Any:
     """``x[mask] = number``: its derivative would need the number of places, which depends on values."""
     mask = indices[0] if len(indices) == 1 and not accumulate and values.numel() == 1 else None
-    if mask is None or mask.dtype is not torch.bool:
-        return NotImplemented
-    return torch.where(mask.reshape(*mask.shape, *[1] * (x.dim() - mask.dim())), values.reshape(()), x)
+    if mask is None or mask.dtype is not torch.bool or not (x.is_contiguous() and mask.is_contiguous()):
+        return NotImplemented  # in other layouts the result would have other strides
+    return x.masked_fill(mask.reshape(*mask.shape, *[1] * (x.dim() - mask.dim())), values.reshape(()))
 
 
 def trace(
@@ -115,7 +115,7 @@ def trace(
     """
     if isinstance(function, fx.GraphModule):
         function = runner(function)
-    table: dict[str, Any] = {"decompose": {**in_float32, aten.index_put.default: _put_where_true}}
+    table: dict[str, Any] = {"decompose": {**in_float32, aten.index_put.default: _fill_by_mask}}
     if like_inductor is not None:
         table = {"decompose": like_inductor, "like_inductor": True}
     graph = traced(function, fakes, mode, **table)

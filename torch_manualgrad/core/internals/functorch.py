@@ -287,11 +287,11 @@ def is_batched(x: Tensor) -> bool:
 
 def batched_for_random_numbers(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors, one of them batched at the level of each running vmap with ``randomness="different"``."""
-    made = list(tensors)
-    place = next((i for i, x in enumerate(made) if x.is_floating_point() or x.is_complex()), None)
+    made, stack = list(tensors), torch._C._functorch.get_interpreter_stack()
+    place = next((i for i, x in enumerate(made) if x.is_floating_point() or x.is_complex()), None) if stack else None
     if place is None:
         return made
-    for one in torch._C._functorch.get_interpreter_stack() or ():
+    for one in stack:
         if one.key() != torch._C._functorch.TransformType.Vmap:
             continue
         batch = torch._C._functorch.CVmapInterpreterPtr(one)
