@@ -221,7 +221,7 @@ def test_planted_faults_are_seen(monkeypatch):
             test_series("custom_vjp")
         with pytest.raises(AssertionError):
             test_laplacians_and_their_gradients("root")
-    for key, name in (("manualgrad_custom::call", "custom_jvp"), ("manualgrad_implicit::solve", "root")):
+    for key, name in (("manualgrad_programs::call", "custom_jvp"), ("manualgrad_programs::node", "root")):
         jvp_of = jvps[key]
         with monkeypatch.context() as patch:
             patch.setitem(jvps, key, lambda v, o, t: [[None if x is None else x.detach() for x in jvp_of(v, o, t)[0]]])  # noqa: B023

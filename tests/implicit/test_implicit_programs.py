@@ -8,10 +8,12 @@ import pytest
 import torch
 from helpers.tensors import close, random
 from torch.func import grad, hessian
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import torch_manualgrad as mg
-from torch_manualgrad.implicit import fixed_point, linear_solve, minimize, problem, root
+from torch_manualgrad.implicit import fixed_point, linear_solve, minimize, root
+from torch_manualgrad.programs import operator
 
 F64 = torch.float64
 ONE = torch.ones((), dtype=F64)
@@ -209,14 +211,14 @@ def test_the_graph_does_not_grow_with_the_iterations():
 
 def test_nothing_is_kept_after_the_graph():
     gc.collect()
-    before = len(problem._problems)
+    before = len(operator._programs)
     a = torch.tensor(2.0, dtype=F64, requires_grad=True)
     for _ in range(5):
         heron(ONE, a).backward()
         grad(grad(lambda a: heron(ONE, a)))(a.detach())
         torch.vmap(lambda a: linear_solve(lambda x, a: a * x, ONE, a))(torch.ones(3, dtype=F64))
     gc.collect()
-    assert len(problem._problems) == before
+    assert len(operator._programs) == before
 
 
 def test_a_graph_is_run_twice():
@@ -277,6 +279,20 @@ def test_a_compiled_program_that_makes_a_solver_does_so_eagerly():
     with pytest.raises(Exception, match="whose steps depend on values"):
         torch.compile(make, backend="aot_eager", fullgraph=True)(a)
     torch._dynamo.reset()
+
+
+def test_dispatch_modes_see_one_operator():
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    seen, solver = [], lambda f, x, a: a.sqrt()
+    for tracked in (False, True):
+        with Seen(), Seen():
+            root(lambda x, a: x * x - a, solver)(ONE, torch.tensor(2.0, dtype=F64, requires_grad=tracked))
+    assert "aten.sqrt.default" not in seen
+    assert seen.count("manualgrad_programs.node.default") == 4  # each mode sees both
 
 
 def test_linearize():

@@ -26,10 +26,10 @@ from ..core.internals import (
     saved_tensors_unhooked,
     version_of,
 )
-from ..custom_rules.operator import Values, call
 from ..custom_rules.randomness import RandomState
 from ..custom_rules.trees import Tree, distinct, result_tree
-from ..implicit.arguments import in_this_autocast
+from ..programs.functions import Values, in_this_autocast
+from ..programs.operator import call
 from .graphs import in_graph, takes
 from .policies import Log, Policy, Replay
 from .program import Recomputed

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from ..core.captures import is_differentiated
 from ..core.internals import only_autograd, transforms_in_dual_level
-from ..custom_rules.operator import Metadata, Program, Values, call
 from ..custom_rules.trees import distinct
-from ..implicit.operators import matching
-from ..implicit.problem import placed
+from ..programs.functions import Values, matching, placed
+from ..programs.operator import Program, call, is_smooth
 
 __all__ = ["Recomputed"]
 
@@ -58,34 +57,27 @@ class Recomputed(Program):
         return self.function(values)
 
     def vjp(
-        self,
-        xs: Sequence[Tensor | None],
-        like: Sequence[Metadata],
-        tensors: Sequence[Tensor | None],
-        inputs: Sequence[Metadata],
-        places: Sequence[int],
-        grads: Sequence[Tensor | None],
+        self, xs: Sequence[Any], tensors: Sequence[Any], places: Sequence[int], grads: Sequence[Tensor | None]
     ) -> Sequence[Tensor | None]:
         n, m = self.outputs, len(tensors)
-        received = [i for i, g in enumerate(grads[:n]) if g is not None and like[i].is_smooth]
+        received = [i for i, g in enumerate(grads[:n]) if g is not None and is_smooth(xs[i])]
         given = [g for i in received if (g := grads[i]) is not None]
-        primals = [x for x in tensors if x is not None]
         if not given:
             return [None] * len(places)
-        if not any(map(is_differentiated, (*primals, *given))):
-            return self._pulled(primals, places, received, given, [x for x in xs[n:] if x is not None])
+        if not any(map(is_differentiated, (*tensors, *given))):
+            return self._pulled(tensors, places, received, given, xs[n:])
 
         def pulled(values: Sequence[Any]) -> Sequence[Tensor]:
             found = self._pulled(values[:m], places, received, values[m:], [])
             return [torch.zeros_like(values[i]) if g is None else g for i, g in zip(places, found)]
 
-        return call(Recomputed(pulled), [*primals, *given])
+        return call(Recomputed(pulled), [*tensors, *given])
 
     def jvp(
         self, xs: Values, tensors: Values, places: Sequence[int], tangents: Values, keeps: bool
     ) -> Sequence[Tensor | None]:
         n, m = self.outputs, len(tensors)
-        smooth = [i for i in range(n) if xs[i].is_floating_point() or xs[i].is_complex()]
+        smooth = [i for i in range(n) if is_smooth(xs[i])]
 
         def pushed(values: Sequence[Any]) -> Sequence[Tensor]:
             def function(*changed: Tensor) -> tuple[Tensor, ...]:
@@ -98,14 +90,11 @@ class Recomputed(Program):
             found: Sequence[Tensor] = pair[1]
             return found
 
-        found: list[Tensor | None] = [None] * n
-        if smooth:
-            values = [*tensors, *tangents]
-            differentiated = any(map(is_differentiated, values))
-            made = call(Recomputed(pushed), values) if differentiated else pushed(values)
-            for i, t in zip(smooth, made):
-                found[i] = t
-        return found
+        if not smooth:
+            return [None] * n
+        values = [*tensors, *tangents]
+        differentiated = any(map(is_differentiated, values))
+        return placed([None] * n, smooth, call(Recomputed(pushed), values) if differentiated else pushed(values))
 
     def _pulled(
         self, values: Sequence[Any], places: Sequence[int], received: Sequence[int], given: Values, kept: Values

@@ -20,9 +20,10 @@ from torch import Tensor
 from ..core.calls_in_graphs import CallInGraph, Segment, Sizes
 from ..core.captures import HiddenTensorError
 from ..core.internals import calls_seen, modes_are_active
+from ..programs.functions import Values
+from ..programs.operator import Metadata, Program, call, node_of
 from .function import advice
 from .jvp import CustomJvp, JvpCall
-from .operator import Metadata, Program, Values, call, node_of
 from .tracing import name_of, rule_node
 from .trees import distinct
 from .vjp import CustomVjp, VjpCall
@@ -153,10 +154,10 @@ class _Closures:
                     f"{rule.inputs[i].name}. {advice(rule.kind)}"
                 )
 
-    def vjp(self, xs: Any, like: Any, tensors: Any, inputs: Any, places: Any, grads: Any) -> Any:
+    def vjp(self, xs: Any, tensors: Any, places: Any, grads: Any) -> Any:
         """The cotangents."""
         self._refuse_hidden(places)
-        return super().vjp(xs, like, tensors, inputs, places, grads)  # type: ignore[misc]
+        return super().vjp(xs, tensors, places, grads)  # type: ignore[misc]
 
     def jvp(self, xs: Any, tensors: Any, places: Any, tangents: Any, keeps: Any) -> Any:
         """The tangents."""

@@ -16,8 +16,8 @@ from ..arguments import ArgumentError, described
 from ..core.captures import Watch, is_differentiated, substituted, suspects
 from ..core.forward import has_series, of_series
 from ..core.internals import breaks_graphs, is_exporting, only_autograd, own_levels_are_open, pytree
-from ..implicit.arguments import in_this_autocast
-from .operator import Program, Values, call
+from ..programs.functions import Values, in_this_autocast
+from ..programs.operator import Program, call
 from .randomness import RandomState
 from .tracing import functions, traced
 from .trees import Tree

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ..arguments import ArgumentError, described
 from ..core.internals import pytree
-from ..core.schema import is_differentiable
+from ..programs.functions import Values, placed
+from ..programs.operator import filled
 from .function import Call, CustomFunction
 from .linear import transposed
-from .operator import Metadata, Values
 from .tracing import marked_parts, moving
 from .trees import check_leaf, distinct, matching_tree, of_structure, result_tree
 
@@ -56,30 +56,17 @@ class JvpCall(Call):
     def jvp(
         self, xs: Values, tensors: Values, places: Sequence[int], tangents: Values, keeps: bool
     ) -> Sequence[Tensor | None]:
-        moving = [torch.zeros_like(x) if is_differentiable(x) else None for x in tensors]
-        for i, t in zip(places, tangents):
-            moving[i] = t
+        moving = filled(placed([None] * len(tensors), places, tangents), tensors)
         return self.watched(lambda: self._pushed(tensors, xs, moving), self._what)
 
     def vjp(
-        self,
-        xs: Sequence[Tensor | None],
-        like: Sequence[Metadata],
-        tensors: Sequence[Tensor | None],
-        inputs: Sequence[Metadata],
-        places: Sequence[int],
-        grads: Sequence[Tensor | None],
+        self, xs: Sequence[Any], tensors: Sequence[Any], places: Sequence[int], grads: Sequence[Tensor | None]
     ) -> Sequence[Tensor | None]:
-        primals = [x for x in tensors if x is not None]
-
         def pushed(tangents: Sequence[Tensor]) -> Sequence[Tensor | None]:
-            moving = [m.zeros() if m.is_smooth else None for m in inputs]
-            for i, t in zip(places, tangents):
-                moving[i] = t
-            return self._pushed(primals, like, moving)
+            return self._pushed(tensors, xs, filled(placed([None] * len(tensors), places, tangents), tensors))
 
-        names = ["the result"] * len(like)
-        return transposed(pushed, [primals[i] for i in places], list(grads), self._what, names)
+        names = ["the result"] * len(xs)
+        return transposed(pushed, [tensors[i] for i in places], grads, self._what, names)
 
 
 class CustomJvp(CustomFunction):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.internals import is_tracked_here, value_of, values_readable
-from ..implicit.operators import matching, pull_back
+from ..programs.functions import matching, pull_back
 from .randomness import RandomState
 
 __all__ = ["transposed"]

@@ -12,6 +12,7 @@ from ..arguments import ArgumentError, described
 from ..core.captures import PLAIN, reachable
 from ..core.internals import memory_of, pytree, value_of
 from ..core.schema import is_differentiable
+from ..programs.operator import is_smooth
 
 __all__ = ["Kept", "Tree", "check_leaf", "distinct", "matching_tree", "of_structure", "result_tree"]
 
@@ -181,7 +182,7 @@ def check_leaf(leaf: Any, like: Any, what: str) -> Tensor | None:
     Raises:
         ArgumentError: it is not a tensor, has another shape, or is complex although the primal is real.
     """
-    if leaf is None or not (like.dtype.is_floating_point or like.dtype.is_complex):
+    if leaf is None or not is_smooth(like):
         return None
     if isinstance(leaf, (int, float, complex)) and not isinstance(leaf, bool) and leaf == 0:
         return None

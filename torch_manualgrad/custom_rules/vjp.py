@@ -11,10 +11,10 @@ from ..arguments import ArgumentError, described
 from ..core.calls_in_graphs import marked
 from ..core.captures import as_of_now
 from ..core.schema import is_differentiable
-from ..implicit.operators import pull_back, push_forward
+from ..programs.functions import Values, placed, pull_back, push_forward
+from ..programs.operator import filled
 from .function import Call, CustomFunction
 from .linear import transposed
-from .operator import Metadata, Values
 from .tracing import marked_parts, moving
 from .trees import Kept, Tree, check_leaf, distinct, of_structure, result_tree
 
@@ -85,26 +85,19 @@ class VjpCall(Call):
         ]
 
     def vjp(
-        self,
-        xs: Sequence[Tensor | None],
-        like: Sequence[Metadata],
-        tensors: Sequence[Tensor | None],
-        inputs: Sequence[Metadata],
-        places: Sequence[int],
-        grads: Sequence[Tensor | None],
+        self, xs: Sequence[Any], tensors: Sequence[Any], places: Sequence[int], grads: Sequence[Tensor | None]
     ) -> Sequence[Tensor | None]:
         n = self.outputs
         found: dict[int, Tensor | None] = dict.fromkeys(places)
         if any(g is not None for g in grads[:n]):
-            full = [m.zeros() if g is None and m.is_smooth else g for g, m in zip(grads[:n], like)]
-            wanted = [m if i in found else None for i, m in enumerate(inputs)]
-            pulled = self._pulled(self._residuals(xs, tensors), full, wanted)
+            wanted = [x if i in found else None for i, x in enumerate(tensors)]
+            pulled = self._pulled(self._residuals(xs, tensors), filled(grads[:n], xs), wanted)
             found.update((i, pulled[i]) for i in places)
-        own = [i for i in range(n, len(like)) if grads[i] is not None]
+        own = [i for i in range(n, len(xs)) if grads[i] is not None]
         if own:
             read = self._recomputed(tensors, places, [i - n for i in own])
-            primals = [x for i in places if (x := tensors[i]) is not None]
-            for i, g in zip(places, pull_back(read, primals)[1]([g for i in own if (g := grads[i]) is not None])):
+            given = [g for i in own if (g := grads[i]) is not None]
+            for i, g in zip(places, pull_back(read, [tensors[i] for i in places])[1](given)):
                 known = found[i]
                 found[i] = g if known is None else known + g
         return [found[i] for i in places]
@@ -115,9 +108,7 @@ class VjpCall(Call):
         """The residuals that fwd computes, as a function of the tensors at ``places``."""
 
         def read(*changed: Tensor) -> list[Tensor]:
-            full = list(tensors)
-            for i, x in zip(places, changed):
-                full[i] = x
+            full = placed(tensors, places, changed)
             out, residuals = self._pair(self.again(self._fwd_again, *self.at(full)))
             own = Kept(residuals, full, Tree(out).tensors).own
             return [own[i] for i in wanted]
@@ -128,30 +119,22 @@ class VjpCall(Call):
         self, xs: Values, tensors: Values, places: Sequence[int], tangents: Values, keeps: bool
     ) -> Sequence[Tensor | None]:
         n = self.outputs
-        moving: list[Tensor | None] = [None] * len(tensors)
-        for i, t in zip(places, tangents):
-            moving[i] = t
+        moving = placed([None] * len(tensors), places, tangents)
         smooth = [i for i in range(n) if is_differentiable(xs[i])]
         residuals = self._residuals(xs, tensors)
 
         def pulled(cotangents: Sequence[Tensor]) -> Sequence[Tensor | None]:
-            full: list[Tensor | None] = [None] * n
-            for i, c in zip(smooth, cotangents):
-                full[i] = c
+            full = placed([None] * n, smooth, cotangents)
             wanted = [None if t is None else x for x, t in zip(tensors, moving)]
             return self.watched(lambda: self._pulled(residuals, full, wanted), self._what)
 
         names = self.tensor_names
-        found: list[Tensor | None] = [None] * len(xs)
-        for i, t in zip(smooth, transposed(pulled, [xs[i] for i in smooth], moving, self._what, names)):
-            found[i] = t
+        moved = transposed(pulled, [xs[i] for i in smooth], moving, self._what, names)
+        found: list[Tensor | None] = placed([None] * len(xs), smooth, moved)
         own = [i for i in range(n, len(xs)) if is_differentiable(xs[i])] if keeps else []
         if own:
             read = self._recomputed(tensors, places, [i - n for i in own])
-            found_own = push_forward(read, [tensors[i] for i in places], tangents)
-            found[n:] = [None] * (len(xs) - n)
-            for i, t in zip(own, found_own):
-                found[i] = t
+            found = placed(found, own, push_forward(read, [tensors[i] for i in places], tangents))
         return found if keeps else found[:n]
 
 

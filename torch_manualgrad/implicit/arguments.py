@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +14,6 @@ from ..core.captures import PLAIN, HiddenTensorError, Watch, suspects
 from ..core.forward import is_in_forward_ad
 from ..core.internals import (
     in_functorch,
-    is_autocast_enabled,
     levels_of,
     only_autograd,
     own_levels_are_open,
@@ -25,7 +22,7 @@ from ..core.internals import (
 )
 from .vectors import Structure
 
-__all__ = ["Unknown", "check_function", "in_this_autocast", "listed", "watched"]
+__all__ = ["Unknown", "check_function", "listed", "watched"]
 
 
 class Unknown(Structure):
@@ -68,23 +65,6 @@ class Unknown(Structure):
                 kind = "complex" if x.is_complex() else "real"
                 raise ArgumentError(f"{what}: expected a {kind} tensor of shape {list(x.shape)}, got {described(leaf)}")
         return leaves
-
-
-def in_this_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function under the current autocast, even if it is called later; solvers run without autocast."""
-    if not is_autocast_enabled():
-        return function
-    types = [d for d in ("cpu", "cuda", "xpu", "mps") if torch.is_autocast_enabled(d)]
-    dtypes = {d: torch.get_autocast_dtype(d) for d in types}
-
-    @functools.wraps(function)
-    def call(*args: Any) -> Any:
-        with contextlib.ExitStack() as stack:
-            for device, dtype in dtypes.items():
-                stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
-            return function(*args)
-
-    return call
 
 
 def listed(function: Callable[..., Any], x: Unknown, parameters: Structure, what: str) -> Callable[..., list[Tensor]]:

@@ -32,10 +32,10 @@ from ..arguments import ArgumentError, checked, described
 from ..core.internals import pytree
 from ..linalg import Degeneracy, eigh_generalized
 from ..linalg.decompositions import EXACT, Gauge
-from .arguments import Unknown, check_function, in_this_autocast
+from ..programs.functions import Values, in_this_autocast, pull_back
+from .arguments import Unknown, check_function
 from .equations import called, of_lists, options_of
 from .graphs import Node, solvers
-from .operators import Values, pull_back
 from .problem import Problem, Root, solution
 from .solving import DIRECT_UP_TO, Options, Report
 from .vectors import Structure

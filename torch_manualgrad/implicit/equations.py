@@ -12,9 +12,9 @@ from torch import Tensor
 from ..arguments import ArgumentError
 from ..core.forward import has_series, of_series
 from ..core.internals import breaks_graphs
+from ..programs.functions import Values
 from .arguments import Unknown, check_function, watched
 from .graphs import Node, Solve, solvers, traced
-from .operators import Values
 from .problem import Root, solution
 from .solving import Options, Report, known
 from .vectors import Layout, Structure

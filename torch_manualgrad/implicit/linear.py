@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from ..arguments import checked
-from .arguments import Unknown, check_function, in_this_autocast, listed
+from ..programs.functions import in_this_autocast
+from .arguments import Unknown, check_function, listed
 from .equations import called, of_lists, options_of
 from .graphs import Node, solvers
 from .operators import Matvec

@@ -11,9 +11,9 @@ from torch import Tensor
 from ..arguments import ArgumentError, checked, described
 from ..core.forward import is_in_forward_ad
 from ..core.internals import breaks_graphs, pytree
-from .arguments import Unknown, in_this_autocast
+from ..programs.functions import Values, in_this_autocast, pull_back
+from .arguments import Unknown
 from .equations import GRAPH, Equation, equation_solver, options_of
-from .operators import Values, pull_back
 from .vectors import Layout, Structure
 
 __all__ = ["minimize"]

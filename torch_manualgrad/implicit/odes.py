@@ -28,11 +28,12 @@ from torch import Tensor
 
 from ..arguments import ArgumentError, checked, described
 from ..core.internals import pytree
-from .arguments import Unknown, check_function, in_this_autocast
+from ..programs.functions import Values, in_this_autocast, placed, pull_back, push_forward
+from ..programs.operator import filled
+from .arguments import Unknown, check_function
 from .equations import called
 from .graphs import Node, solvers
-from .operators import Values, pull_back, push_forward
-from .problem import Problem, placed, solution
+from .problem import Problem, solution
 from .runge_kutta import SCIPY, Path, dormand_prince, of_scipy
 from .solving import Options, Report
 from .vectors import Layout, Structure
@@ -235,7 +236,7 @@ class Ode(Problem):
             self._others[key] = Ode(function, count, self.options, name, self.plain, range(m), self)
         return self._others[key]
 
-    def jvp(self, xs: Values, tensors: Values, places: Sequence[int], tangents: Values) -> Values:
+    def jvp(self, xs: Values, tensors: Values, places: Sequence[int], tangents: Values, keeps: bool) -> Values:
         t, ys, ends, ps = self._split(tensors)
         given, m, c = dict(zip(places, tangents)), self.count, len(self.known)
         changes = [given[i] if i in given else torch.zeros_like(x) for i, x in enumerate(tensors[: 1 + m + c])]
@@ -252,26 +253,27 @@ class Ode(Problem):
             found = [d + f * time.reshape(-1, *[1] * (f.dim() - 1)) for d, f in zip(found, slopes)]
         return [d.to(x.dtype) for d, x in zip(found, xs)]
 
-    def vjp(self, xs: Values, tensors: Values, places: Sequence[int], grads: Values) -> Values:
+    def vjp(self, xs: Values, tensors: Values, places: Sequence[int], grads: Sequence[Tensor | None]) -> Values:
         t, ys, ends, ps = self._split(tensors)
         m, first = self.count, 1 + self.count + len(self.known)
         moving = tuple(i - first for i in places if i >= first)
         adjoint = self._adjoint(moving)
-        a, q = [g[-1] for g in grads], [torch.zeros_like(ps[i]) for i in moving]
+        full = filled(grads, xs)
+        a, q = [g[-1] for g in full], [torch.zeros_like(ps[i]) for i in moving]
         for i in range(len(t) - 1, 0, -1):
             here, before = [x[i] for x in xs], ys if i == 1 else [x[i - 1] for x in xs]
             state = solution(adjoint, [torch.stack([t[i], t[i - 1]]), *here, *a, *q, *before, *ps])
             last = [x[-1] for x in state]
             a, q = last[m : 2 * m], last[2 * m :]
             if i > 1:
-                a = [x + g[i - 1] for x, g in zip(a, grads)]
+                a = [x + g[i - 1] for x, g in zip(a, full)]
         found: dict[int, Tensor] = dict(enumerate(torch.zeros_like(x) for x in tensors[:first]))
         if len(t) > 1:
-            found.update((1 + k, x + g[0]) for k, (x, g) in enumerate(zip(a, grads)))
+            found.update((1 + k, x + g[0]) for k, (x, g) in enumerate(zip(a, full)))
         else:
             found.update((1 + k, x) for k, x in enumerate(a))
         if 0 in places and len(t) > 1:
-            rows = [_dot(g[1:], f[1:]) for g, f in zip(grads, self._slopes(t, xs, ps))]
+            rows = [_dot(g[1:], f[1:]) for g, f in zip(full, self._slopes(t, xs, ps))]
             start = [_dot(x[None], f[None]) for x, f in zip(a, self.function(t[0], ys, ps))]
             found[0] = torch.cat([-torch.stack(start).sum(0), torch.stack(rows).sum(0)]).to(t.dtype)
         found.update(zip([first + i for i in moving], q))

@@ -6,18 +6,13 @@ products are differentiable in the parameters at every outer level.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
-from ..core.forward import is_in_forward_ad
-from ..core.internals import only_autograd_and_own_levels
+from ..programs.functions import Values, pull_back
 
-__all__ = ["Adjoint", "JacobianAdjoint", "Matvec", "Operator", "matching", "pull_back", "push_forward"]
-
-Values = Sequence[Tensor]
+__all__ = ["Adjoint", "JacobianAdjoint", "Matvec", "Operator"]
 
 
 class Operator:
@@ -71,58 +66,3 @@ class JacobianAdjoint(Operator):
     def at(self, parameters: Values, like: Values) -> Callable[[Values], Values]:
         xs, rest = parameters[: self.count], parameters[self.count :]
         return pull_back(lambda *values: self.function(values, rest), xs)[1]
-
-
-def matching(values: Values, like: Values) -> list[Tensor]:
-    """The values in the dtypes of other tensors."""
-    return [v if v.dtype == x.dtype else v.to(x.dtype) for v, x in zip(values, like)]
-
-
-def pull_back(function: Callable[..., Values], primals: Values) -> tuple[Values, Callable[[Values], Values]]:
-    """The results of a function, and its vjp, which can be called repeatedly."""
-    if only_autograd_and_own_levels():
-        return _plain_pull_back(function, primals)
-    pair: Any = torch.func.vjp(lambda *values: tuple(function(*values)), *primals)
-    results, pull = pair
-
-    def vjp(cotangents: Values) -> Values:
-        found: Any = pull(tuple(matching(cotangents, results)))
-        return found
-
-    return results, vjp
-
-
-def _plain_pull_back(function: Callable[..., Values], primals: Values) -> tuple[Values, Callable[[Values], Values]]:
-    """`pull_back` in plain autograd: faster, and also for compressed sparse tensors, which torch.func cannot wrap."""
-    tracked = torch.is_grad_enabled()
-    with torch.enable_grad():
-        inputs = [x.view_as(x) if tracked and x.requires_grad else _untracked(x).requires_grad_() for x in primals]
-        results = tuple(function(*inputs))
-
-    def vjp(cotangents: Values) -> Values:
-        pairs = [(r, c) for r, c in zip(results, matching(cotangents, results)) if r.requires_grad]
-        found: Sequence[Tensor | None] = [None] * len(inputs)
-        if pairs:
-            outputs, given = zip(*pairs)
-            create = torch.is_grad_enabled()
-            found = torch.autograd.grad(
-                outputs, inputs, given, retain_graph=True, create_graph=create, allow_unused=True
-            )
-        return [torch.zeros_like(x) if g is None else g for g, x in zip(found, inputs)]
-
-    return results, vjp
-
-
-def _untracked(x: Tensor) -> Tensor:
-    """The tensor without a history, and with its tangents."""
-    if not is_in_forward_ad(x):
-        return x.detach()
-    with torch.no_grad():
-        return x.clone()
-
-
-def push_forward(function: Callable[..., Values], primals: Values, tangents: Values) -> Values:
-    """The jvp, as the vjp of the vjp, so that no operator needs forward mode."""
-    results, pull = pull_back(function, primals)
-    point = [torch.ones_like(r) for r in results]  # the same at every point: the vjp is linear
-    return pull_back(lambda *cotangents: pull(cotangents), point)[1](matching(tangents, primals))

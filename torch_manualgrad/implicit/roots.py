@@ -9,10 +9,10 @@ import torch
 
 from ..arguments import checked
 from ..core.internals import breaks_graphs
+from ..programs.functions import Values, in_this_autocast
 from .anderson import anderson
-from .arguments import Unknown, in_this_autocast, listed
+from .arguments import Unknown, listed
 from .equations import GRAPH, Equation, equation_solver, options_of
-from .operators import Values
 from .vectors import Layout, Structure
 
 __all__ = ["fixed_point", "root"]

@@ -1,8 +1,9 @@
-"""The operator behind functions with custom rules, and its derivatives in all modes.
+"""The operator behind functions with rules, and its derivatives in all modes.
 
-A program is a function of tensors with rules for its vjp and its jvp. The operator runs it once, outside of all
-transforms and under ``torch.no_grad()``, and applies the rule at each level that differentiates. The rules run on
-tensors that are tracked at all other levels, so that higher derivatives are those of the rules.
+A program is a function of tensors with rules for its vjp and its jvp, such as a call of a function with a custom rule, a
+checkpoint or an equation with a solver. The operator runs it once, outside of all transforms and under
+``torch.no_grad()``, and applies the rule at each level that differentiates. The rules run on tensors that are tracked at
+all other levels, so that higher derivatives are those of the rules.
 
 The values that a program keeps for its backward are further results of the operator. So they have derivatives too, for
 the second derivative.
@@ -32,6 +33,7 @@ from ..core.internals import (
     in_functorch,
     innermost_is_jvp,
     inside_of_batched_gradients,
+    is_traced_to_graph,
     modes_are_active,
     only_autograd,
     outside_of_batched_gradients,
@@ -43,25 +45,24 @@ from ..core.internals import (
     unwrap_if_dead,
 )
 from ..core.schema import Signature
+from .functions import Values, placed
 
-__all__ = ["Metadata", "Program", "Values", "call", "node_of"]
-
-Values = Sequence[Tensor]
+__all__ = ["Batched", "Metadata", "Program", "call", "filled", "is_smooth", "node_of"]
 
 _numbers = itertools.count(1)
 _programs: weakref.WeakValueDictionary[int, Program] = weakref.WeakValueDictionary()
 
-_library = torch.library.Library("manualgrad_custom", "FRAGMENT")
+_library = torch.library.Library("manualgrad_programs", "FRAGMENT")
 _library.define("call(int program, Tensor[] tensors, bool keeps) -> Tensor[]")
-_call: Any = torch.ops.manualgrad_custom.call.default
+_call: Any = torch.ops.manualgrad_programs.call.default
 _library.define("node(int program, Tensor[] tensors, bool keeps) -> Tensor[]")
-_node: Any = torch.ops.manualgrad_custom.node.default  # like `_call`, and one node of a trace
+_node: Any = torch.ops.manualgrad_programs.node.default  # like `_call`, and one node of a trace
 
 _in_graphs: list[Program] = []  # kept for graphs, which have only the numbers of programs
 
 
 class Metadata(NamedTuple):
-    """Metadata of an input or a result, which must not be kept itself."""
+    """Metadata of an input or a result, instead of a tensor that is not kept."""
 
     shape: Sequence[int]
     dtype: torch.dtype
@@ -72,14 +73,28 @@ class Metadata(NamedTuple):
         """The metadata of a tensor."""
         return cls(tuple(x.shape), x.dtype, x.device)
 
-    @property
-    def is_smooth(self) -> bool:
-        """Whether it has floating point or complex numbers."""
-        return self.dtype.is_floating_point or self.dtype.is_complex
+    def without(self, dim: int | None) -> Metadata:
+        """The metadata of an element of a batch along ``dim``."""
+        return self if dim is None else self._replace(shape=(*self.shape[:dim], *self.shape[dim + 1 :]))
 
-    def zeros(self) -> Tensor:
-        """A tensor of zeros like it."""
-        return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+
+def is_smooth(x: Tensor | Metadata) -> bool:
+    """Whether it has floating point or complex numbers."""
+    return x.dtype.is_floating_point or x.dtype.is_complex
+
+
+def filled(values: Sequence[Tensor | None], like: Sequence[Tensor | Metadata]) -> list[Any]:
+    """Cotangents or tangents, with zeros instead of None; those of integers remain None.
+
+    Args:
+        values: the cotangents or tangents.
+        like: their primals.
+    """
+
+    def zeros(x: Tensor | Metadata) -> Tensor:
+        return torch.zeros_like(x) if isinstance(x, Tensor) else torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+
+    return [zeros(x) if v is None and is_smooth(x) else v for v, x in zip(values, like)]
 
 
 class Program:
@@ -88,9 +103,14 @@ class Program:
     Attributes:
         number: identifies the program to the operator.
         rule_of_its_own: the name of a rule that may differ from the derivative of `run`; "" if there is none.
+        is_solver: whether what `run` calls depends on values. It is then one node of a trace, whose results are `like`
+            others, and `run` is called without autocast.
+        is_traced: whether the program belongs to a graph, as one node.
     """
 
     rule_of_its_own = ""
+    is_solver = False
+    is_traced = False
 
     def __init__(self) -> None:
         self.number = next(_numbers)
@@ -104,31 +124,31 @@ class Program:
         """The results, if nothing is differentiated; the values that `run` returns after them are not read."""
         return self.run(tensors)
 
+    def like(self, tensors: Values) -> Values:
+        """Tensors with the shapes and dtypes of the results of a solver."""
+        raise NotImplementedError
+
     @property
     def outputs(self) -> int:
         """The number of results of the last `run`."""
         raise NotImplementedError
+
+    def batched(self, dims: Sequence[int | None], size: int, randomness: str) -> Program:
+        """The program for each element of a batch: see `Batched`."""
+        return Batched(self, dims, size, randomness)
 
     def needed(self, count: int, inputs: int) -> tuple[Sequence[int], Sequence[int]]:
         """The results and kept values (``count`` in all), and the inputs, that the rule for the vjp reads."""
         raise NotImplementedError
 
     def vjp(
-        self,
-        xs: Sequence[Tensor | None],
-        like: Sequence[Metadata],
-        tensors: Sequence[Tensor | None],
-        inputs: Sequence[Metadata],
-        places: Sequence[int],
-        grads: Sequence[Tensor | None],
+        self, xs: Sequence[Any], tensors: Sequence[Any], places: Sequence[int], grads: Sequence[Tensor | None]
     ) -> Sequence[Tensor | None]:
         """The cotangents of the tensors at ``places``; None is zero.
 
         Args:
-            xs: the results, then the kept values; None for those that the rule does not read.
-            like: the same, without their contents.
-            tensors: the inputs; None for those that the rule does not read.
-            inputs: the same, without their contents.
+            xs: the results, then the kept values; `Metadata` of those that the rule does not read.
+            tensors: the inputs; `Metadata` of those that the rule does not read.
             places: of the inputs whose cotangents are needed.
             grads: of ``xs``; None is zero.
         """
@@ -149,9 +169,28 @@ def call(program: Program, tensors: Values) -> list[Tensor]:
 
 
 def node_of(program: Program, tensors: Values) -> list[Tensor]:
-    """Like `call`, but one operator for tracers, which `_run` decomposes."""
-    _in_graphs.append(program)
+    """Like `call`, but one operator for tracers. Lowering decomposes it, except for a solver."""
+    _keep_for_graphs(program)
     return list(_node(program.number, list(tensors), False))[: program.outputs]
+
+
+def _keep_for_graphs(program: Program) -> None:
+    if is_traced_to_graph():
+        program.is_traced = True
+        _in_graphs.append(program)
+
+
+def _mapped(function: Callable[[Values], Sequence[Tensor | None]], dims: Any, values: Values, randomness: str) -> Any:
+    """``function(values)`` under vmap. The batch is first in results; those that are None remain None."""
+    missing: list[bool] = []
+
+    def present(*values: Tensor) -> tuple[Tensor, ...]:
+        found = function(values)
+        missing[:] = [x is None for x in found]
+        return tuple(x for x in found if x is not None)
+
+    made = iter(torch.vmap(present, in_dims=tuple(dims), randomness=randomness)(*values))
+    return [None if none else next(made) for none in missing]
 
 
 class Batched(Program):
@@ -164,7 +203,7 @@ class Batched(Program):
         randomness: as in ``torch.vmap``.
     """
 
-    def __init__(self, one: Program, dims: Sequence[int | None], size: int, randomness: str) -> None:
+    def __init__(self, one: Any, dims: Sequence[int | None], size: int, randomness: str) -> None:
         super().__init__()
         self.one, self.dims, self.size, self.randomness = one, tuple(dims), size, randomness
 
@@ -175,69 +214,39 @@ class Batched(Program):
     def needed(self, count: int, inputs: int) -> tuple[Sequence[int], Sequence[int]]:
         return self.one.needed(count, inputs)
 
-    def _map(self, function: Callable[..., Any], dims: Sequence[int | None], **options: Any) -> Callable[..., Any]:
-        return torch.vmap(function, in_dims=tuple(dims), randomness=self.randomness, **options)
-
     def run(self, tensors: Values) -> list[Tensor]:
-        return list(self._map(lambda *values: tuple(self.one.run(values)), self.dims)(*tensors))
+        return _mapped(self.one.run, self.dims, tensors, self.randomness)
 
     def run_alone(self, tensors: Values) -> list[Tensor]:
-        return list(self._map(lambda *values: tuple(self.one.run_alone(values)), self.dims)(*tensors))
+        return _mapped(self.one.run_alone, self.dims, tensors, self.randomness)
 
     def jvp(
         self, xs: Values, tensors: Values, places: Sequence[int], tangents: Values, keeps: bool
     ) -> Sequence[Tensor | None]:
-        n, m = len(xs), len(tensors)
-        missing: list[bool] = []
-
-        def rule(*values: Tensor) -> tuple[Tensor, ...]:
-            found = self.one.jvp(values[:n], values[n : n + m], places, values[n + m :], keeps)
-            missing[:] = [t is None for t in found]
-            return tuple(t for t in found if t is not None)
-
+        n, m = len(xs), len(xs) + len(tensors)
         dims = [*[0] * n, *self.dims, *[self.dims[i] for i in places]]
-        found = iter(self._map(rule, dims)(*xs, *tensors, *tangents))
-        return [None if none else next(found) for none in missing]
+
+        def rule(values: Values) -> Sequence[Tensor | None]:
+            return self.one.jvp(values[:n], values[n:m], places, values[m:], keeps)
+
+        return _mapped(rule, dims, [*xs, *tensors, *tangents], self.randomness)
 
     def vjp(
-        self,
-        xs: Sequence[Tensor | None],
-        like: Sequence[Metadata],
-        tensors: Sequence[Tensor | None],
-        inputs: Sequence[Metadata],
-        places: Sequence[int],
-        grads: Sequence[Tensor | None],
+        self, xs: Sequence[Any], tensors: Sequence[Any], places: Sequence[int], grads: Sequence[Tensor | None]
     ) -> Sequence[Tensor | None]:
-        inner = [_element(m, 0) for m in like]
-        inside = [_element(m, d) for m, d in zip(inputs, self.dims)]
-        given = [*xs, *tensors, *grads]
-        dims = [0 if i < len(xs) or i >= len(xs) + len(tensors) else self.dims[i - len(xs)] for i in range(len(given))]
-        present = [i for i, x in enumerate(given) if x is not None]
-        missing: list[bool] = []
+        n, m = len(xs), len(xs) + len(tensors)
+        dims = [*[0] * n, *self.dims, *[0] * len(grads)]
+        given: list[Any] = [*xs, *tensors, *grads]
+        given = [x.without(d) if isinstance(x, Metadata) else x for x, d in zip(given, dims)]
+        present = [i for i, x in enumerate(given) if isinstance(x, Tensor)]
 
-        def rule(*values: Tensor) -> tuple[Tensor, ...]:
-            full: list[Any] = [None] * len(given)
-            for i, x in zip(present, values):
-                full[i] = x
-            n, m = len(xs), len(xs) + len(tensors)
-            found = self.one.vjp(full[:n], inner, full[n:m], inside, places, full[m:])
-            missing[:] = [g is None for g in found]
-            return tuple(g for g in found if g is not None)
+        def rule(values: Values) -> Sequence[Tensor | None]:
+            full = placed(given, present, values)
+            return self.one.vjp(full[:n], full[n:m], places, full[m:])
 
-        out = iter(self._map(rule, [dims[i] for i in present])(*[given[i] for i in present]))
-        made: list[Tensor | None] = []
-        for i, none in zip(places, missing):
-            g, d = None if none else next(out), self.dims[i]
-            made.append(g if g is None else g.sum(0) if d is None else g.movedim(0, d))
-        return made
-
-
-def _element(m: Metadata, dim: int | None) -> Metadata:
-    if dim is None:
-        return m
-    shape = list(m.shape)
-    del shape[dim]
-    return m._replace(shape=tuple(shape))
+        found = _mapped(rule, [dims[i] for i in present], [given[i] for i in present], self.randomness)
+        over = [self.dims[i] for i in places]
+        return [g if g is None else g.sum(0) if d is None else g.movedim(0, d) for g, d in zip(found, over)]
 
 
 # -- the operator -----------------------------------------------------------------------------------------------------
@@ -253,6 +262,8 @@ class _Rule(Derivative):
         self.op = op
 
     def run_below(self, values: Sequence[Any]) -> Any:
+        if self.op is _node:  # modes must see it
+            return super().run_below([*values[:2], True])
         with torch.no_grad():
             return _programs[values[0]].run([x.detach() for x in values[1]])
 
@@ -260,39 +271,29 @@ class _Rule(Derivative):
         return redispatch(self.op, self.signature, keyset, [values[0], list(values[1]), True])
 
     def residuals(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor | None], Any]:
-        program, results, tensors = _programs[inputs[0]], outputs[0], inputs[1]
-        xs, given = program.needed(len(results), len(tensors))
-        like, inputs_like = [Metadata.of(x) for x in results], [Metadata.of(x) for x in tensors]
-        return [*[results[i] for i in xs], *[tensors[i] for i in given]], (program, like, inputs_like, xs, given)
+        program, (results,), tensors = _programs[inputs[0]], outputs, inputs[1]
+        n, values = len(results), [*results, *tensors]
+        xs, given = program.needed(n, len(tensors))
+        kept = [*xs, *[n + i for i in given]]
+        return [values[i] for i in kept], (program, [Metadata.of(x) for x in values], kept, n)
 
     def vjp(
         self, needed: Sequence[Any], tensors: Sequence[Tensor | None], static: Any, grads: Sequence[Any]
     ) -> Sequence[Any]:
-        program, like, inputs_like, kept, given = static
-        count = len(inputs_like)
-        saved = [None if x is None else unwrap_if_dead(x) for x in tensors]
+        program, like, kept, n = static
+        saved = [unwrap_if_dead(x) for x in tensors if x is not None]
         if only_autograd() and not torch.is_grad_enabled():
-            saved = [None if x is None else x.detach() for x in saved]
-        xs: list[Tensor | None] = [None] * len(like)
-        inputs: list[Tensor | None] = [None] * count
-        for i, x in zip(kept, saved):
-            xs[i] = x
-        for i, x in zip(given, saved[len(kept) :]):
-            inputs[i] = x
+            saved = [x.detach() for x in saved]
+        values = placed(like, kept, saved)
         places = [i for i, yes in enumerate(needed[1]) if yes]
         received = [i for i, g in enumerate(grads[0]) if g is not None]
 
-        def rule(values: Values) -> Sequence[Tensor | None]:
-            full: list[Tensor | None] = [None] * len(like)
-            for i, g in zip(received, values):
-                full[i] = g
-            return program.vjp(xs, like, inputs, inputs_like, places, full)
+        def rule(given: Values) -> Sequence[Tensor | None]:
+            return program.vjp(values[:n], values[n:], places, placed([None] * n, received, given))
 
-        found: list[Any] = [None] * count
         with saved_tensors_unhooked():  # torch.func refuses to run under hooks
-            for i, g in zip(places, _over_batches(rule, [grads[0][i] for i in received])):
-                found[i] = g
-        return [None, found, None]
+            found = _over_batches(rule, [grads[0][i] for i in received])
+        return [None, placed([None] * (len(values) - n), places, found), None]
 
     def jvp(self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
         program, tensors, moving = _programs[inputs[0]], inputs[1], tangents[1]
@@ -300,7 +301,7 @@ class _Rule(Derivative):
         if in_functorch() and not innermost_is_jvp():
             raise RuntimeError(
                 "torch_manualgrad: a dual number that was made inside of torch.func.grad or vjp, with "
-                "forward_ad.make_dual, has no derivative in a function with a custom rule; use torch.func.jvp"
+                "forward_ad.make_dual, has no derivative in a function with a custom rule or a solver; use torch.func.jvp"
             )
 
         def rule(xs: Values, tensors: Values, moving: Values) -> Sequence[Tensor | None]:
@@ -317,16 +318,8 @@ def _over_batches(rule: Callable[[Values], Sequence[Tensor | None]], values: Val
     outside, dims, level = outside_of_batched_gradients(values)
     if not level:
         return rule(values)
-    missing: list[bool] = []
-
-    def filled(*values: Tensor) -> tuple[Tensor, ...]:
-        found = rule(values)
-        missing[:] = [g is None for g in found]
-        return tuple(g for g in found if g is not None)
-
-    found = torch.vmap(filled, in_dims=tuple(dims), randomness="different")(*outside)
-    made = iter(inside_of_batched_gradients(found, level))
-    return [None if none else next(made) for none in missing]
+    found = _mapped(rule, dims, outside, "different")
+    return [x if x is None else inside_of_batched_gradients([x], level)[0] for x in found]
 
 
 def _autograd(rule: _Rule, keyset: Any, number: int, tensors: Values, keeps: bool) -> list[Tensor]:
@@ -344,18 +337,27 @@ def _run(number: int, tensors: Values, keeps: bool) -> list[Tensor]:
     """The operators below autograd; tracers also trace it instead of `_node`."""
     program = _programs[number]
     run = program.run if keeps else program.run_alone
-    if modes_are_active():  # a tracer must see the operators that the program calls
+    if modes_are_active() and not program.is_solver:  # a tracer must see the operators that the program calls
         with above_the_call(), torch.no_grad():
             return run([x.detach() for x in tensors])
     # the function runs outside of all transforms and tangents, and untracked
-    with in_clean_state(autocast=True), transforms_in_dual_level(), torch.no_grad():
+    with in_clean_state(autocast=not program.is_solver), transforms_in_dual_level(), torch.no_grad():
         return run([apart_from_levels(primal(x).detach()) for x in tensors])
 
 
+def _fake(number: int, tensors: Values, keeps: bool) -> list[Tensor]:
+    program = _programs[number]
+    return [torch.empty_like(x) for x in program.like(tensors)] if program.is_solver else _run(number, tensors, keeps)
+
+
+def _body(number: int, tensors: Values, keeps: bool) -> Any:
+    return NotImplemented if _programs[number].is_solver else _run(number, tensors, keeps)
+
+
 def _batch(op: Any, info: Any, in_dims: Any, number: int, tensors: Values, keeps: bool) -> Any:
-    batched = Batched(_programs[number], in_dims[1], info.batch_size, info.randomness)
+    batched = _programs[number].batched(in_dims[1], info.batch_size, info.randomness)
     if op is _node:
-        _in_graphs.append(batched)
+        _keep_for_graphs(batched)
     found = list(op(batched.number, list(tensors), keeps))
     return found, [0] * len(found)
 
@@ -367,5 +369,5 @@ for _op in (_call, _node):
     _library.impl(_name, skipped_by_dynamo(_run), "CompositeExplicitAutograd")
     torch.library.register_vmap(_op, functools.partial(_batch, _op), lib=_library)
 decomposes_by(_call, skipped_by_dynamo(_run))
-torch.library.register_fake(_node, _run, lib=_library)
-bodies[_node] = _run
+torch.library.register_fake(_node, _fake, lib=_library)
+bodies[_node] = _body
