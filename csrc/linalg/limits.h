@@ -29,18 +29,18 @@ constexpr int64_t kLuSmallOrder = 8;
 // Eigendecompositions of real symmetric matrices by QL, one at a time, on the CPU.
 constexpr int64_t kTridiagonalOrder = 128;  // linalg.py --operators eigh, 2026-11-23
 
-// --- the sizes up to which a kernel is called: above them, BLAS or LAPACK is faster ---------------------------------
+// --- the largest sizes for which a kernel is called: BLAS or LAPACK is faster for larger ones ------------------------
 
 // One real square matrix at a time, on the CPU.
 constexpr int64_t kCachedCholesky = 200;  // linalg.py --operators cholesky, 2026-11-22
 constexpr int64_t kCachedDet = 100;       // linalg.py --operators det, 2026-11-22
 constexpr int64_t kCachedSolve = 64;      // linalg.py --operators solve, 2026-11-22
 constexpr int64_t kCachedInverse = 48;    // linalg.py --operators inv, 2026-11-22
-// Inverses of complex matrices, and of all matrices on CUDA. Above the first order, the kernel is called only for
-// batches of fewer matrices than the second.
+// Inverses of complex matrices, and of all matrices on CUDA. For orders above kInverseSmall, the kernel is called only
+// for batches of fewer than kInverseBatch matrices.
 constexpr int64_t kInverseSmall = 8;   // linalg.py --operators inv, 2026-11-22
 constexpr int64_t kInverseBatch = 16;  // linalg.py --operators inv, 2026-11-22
-// Inverses, on the CPU: the fewest entries of a batch that a plain override() takes from PyTorch.
+// Inverses on the CPU: a plain override() leaves batches with fewer entries to PyTorch.
 constexpr int64_t kInverseEntries = 4096;  // linalg.py --operators inv, 2026-11-23
 // Tangents of inverses and of solves.
 constexpr int64_t kInverseTangent = 8;  // linalg.py --operators inv, 2026-11-22

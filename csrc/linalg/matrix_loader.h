@@ -53,7 +53,7 @@ HOST_DEVICE int parity_of_pivots(const MatrixBatch<const int32_t>& pivots, int64
   return sign;
 }
 
-// The most rows for which a set of rows fits an integer; kernels have no more.
+// The most rows of a matrix: `settle_order` keeps a set of rows in the bits of an integer.
 constexpr int kMostRows = 32;
 
 // Whether the order has every one of m rows; if not, it becomes the identity.

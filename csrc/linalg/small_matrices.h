@@ -130,7 +130,7 @@ class KeptMatrices {
   std::vector<Tensor> kept_;
 };
 
-// The same for a matrix that is to be decomposed, with limits for its larger and its smaller dim.
+// Checks a matrix to decompose: its larger dim is at most `largest`, its smaller at most `largest_rank`.
 inline MatrixShape decomposed_shape(const char* where, const Tensor& A, int64_t largest, int64_t largest_rank) {
   MANUALGRAD_CHECK(A.dim() >= 2, where, "A: expected matrices, got ", A.dim(), " dims");
   const int64_t m = A.size(-2), n = A.size(-1);

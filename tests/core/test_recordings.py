@@ -43,8 +43,7 @@ def same(found, expected):
     return found.shape == expected.shape and torch.equal(found.nan_to_num(7), expected.nan_to_num(7))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=["real", "complex"])
-@pytest.mark.parametrize("rule, way", in_turn(RULES, WAYS), ids=label)
+@pytest.mark.parametrize("rule, dtype, way", in_turn(RULES, [torch.float64, torch.complex128], WAYS), ids=label)
 def test_every_rule_for_other_values(rule, dtype, way):
     for number, call in enumerate(calls(rule, dtype)):
         if number == (2 if dtype is torch.float64 else 1):

@@ -9,6 +9,7 @@ import torch
 import torch.utils.checkpoint
 from helpers.rules import has_history, without_tangent
 from helpers.tensors import is_dense_differentiable
+from helpers.thinning import every, in_turn, label
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import grad, hessian, jvp
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -22,6 +23,7 @@ from torch_manualgrad.testing import check
 
 F64 = torch.float64
 STRONG = [rule for rule in mg.rules.values() if rule.has_strong_zero]
+ELEMENTWISE = [rule for rule in STRONG if rule.kind == "elementwise"]
 BAD = (0.0, math.inf, math.nan)
 NAN_CRASHES_PYTORCH = {name for name in mg.rules if "grid_sampler" in name} | {"aten::linalg_lstsq"}
 # Whose tangent of zero is nan: a column of a QR decomposition that depends on those before it has none.
@@ -179,7 +181,7 @@ def test_every_rule_keeps_zeros(rule):
     assert tried or not list(rule.samples(F64, "cpu"))
 
 
-@pytest.mark.parametrize("rule", [r for r in mg.rules.values() if not r.sparse], ids=lambda r: r.name)
+@pytest.mark.parametrize("rule", every(2, [r for r in mg.rules.values() if not r.sparse]), ids=label)
 def test_every_rule_keeps_zeros_in_higher_orders(rule):
     """A gradient whose cotangents are all zero is zero whatever the arguments, and so are its derivatives in these."""
     if rule.name not in LOST:
@@ -210,8 +212,7 @@ def check_higher_orders(rule):
                 cotangents = [torch.ones_like(o) for o in outputs]
 
 
-@pytest.mark.parametrize("order", [1, 2])
-@pytest.mark.parametrize("rule", [r for r in STRONG if r.name not in NOT_SEPARATE], ids=lambda r: r.name)
+@pytest.mark.parametrize("rule, order", in_turn([r for r in STRONG if r.name not in NOT_SEPARATE], [1, 2]), ids=label)
 def test_masked_entries_contribute_nothing(rule, order):
     """One number is not finite; the outputs that it reaches have cotangents of zero; all gradients are as if it were finite."""
     if order == 1 or rule.name not in LOST_IF_MASKED:
@@ -265,8 +266,7 @@ def nth_gradients(order, outputs, inputs, cotangents):
     return backward(outputs, inputs, cotangents)
 
 
-@pytest.mark.parametrize("dtype", [F64, torch.complex128], ids=str)
-@pytest.mark.parametrize("rule", STRONG, ids=lambda r: r.name)
+@pytest.mark.parametrize("rule, dtype", in_turn(STRONG, [F64, torch.complex128]), ids=label)
 def test_strong_arithmetic_is_arithmetic(rule, dtype, monkeypatch):
     """Where there is no zero and all is finite, derivatives with it are the same."""
     if derivative_of(rule, strong_zero=True).bare:
@@ -294,8 +294,7 @@ def test_strong_arithmetic_is_arithmetic(rule, dtype, monkeypatch):
             torch.testing.assert_close(found[1], found[0], equal_nan=True)
 
 
-@pytest.mark.parametrize("dtype", [F64, torch.complex128], ids=str)
-@pytest.mark.parametrize("rule", [r for r in STRONG if r.kind == "elementwise"], ids=lambda r: r.name)
+@pytest.mark.parametrize("rule, dtype", in_turn(ELEMENTWISE, [F64, torch.complex128]), ids=label)
 def test_every_rule_is_right_where_zeros_are_strong(rule, dtype):
     samples = list(rule.samples(dtype, "cpu"))[:2]
     with mg.override(rule, strong_zero=True):

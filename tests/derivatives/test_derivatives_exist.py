@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 import torch
 from helpers.tensors import is_dense_differentiable
+from helpers.thinning import in_turn, label
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
@@ -20,6 +21,7 @@ from torch_manualgrad.core.schema import is_differentiable, tensors_in
 # -- gradients that are differentiated again: programs do that even where the result is zero --------------------------
 
 RULES = [rule for rule in mg.rules.values() if rule.samples is not None and not rule.sparse]
+WITHOUT_LISTS = [rule for rule in mg.rules.values() if not rule.signature.lists]
 # the derivative is constant, and PyTorch's graph contains the input nevertheless: its second derivative is zeros there, ours None
 CONSTANT = {
     "aten::grid_sampler_2d_backward": "the nearest neighbour",
@@ -55,8 +57,7 @@ def depends(rule, sample, names):
     return [*(g is not None and g.requires_grad for g in gradients), *(h is not None for h in seconds)]
 
 
-@pytest.mark.parametrize("names", OVERRIDES.values(), ids=OVERRIDES.keys())
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule, names", in_turn(RULES, OVERRIDES.values()), ids=label)
 def test_second_derivatives_that_pytorch_has(rule, names):
     lost = []
     for sample in itertools.islice(rule.samples(torch.float64, "cpu"), 3):
@@ -143,8 +144,7 @@ def test_where_pytorch_has_a_derivative_a_rule_has_one(rule, dtype):
             assert len(found) >= len(expected), sample
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("rule", [r for r in mg.rules.values() if not r.signature.lists], ids=lambda r: r.name)
+@pytest.mark.parametrize("rule, dtype", in_turn(WITHOUT_LISTS, [torch.float16, torch.bfloat16]), ids=label)
 def test_a_vjp_in_half_precision_has_the_dtype_of_its_argument(rule, dtype):
     """Autograd would convert the gradient; a formula that is called is not converted."""
     derivative, signature = derivative_of(rule), rule.signature

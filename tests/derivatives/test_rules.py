@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers.layouts import compare_layouts
 from helpers.tensors import is_dense_differentiable
+from helpers.thinning import every, in_turn, label
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import torch_manualgrad as mg
@@ -59,9 +60,16 @@ TURNS = pytest.mark.parametrize("turn", [0, pytest.param(1, marks=pytest.mark.sl
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
 def test_all_modes_on_the_rules_own_samples(rule, turn):
     found = samples(rule, dtype_of(rule, turn))
-    checks = [c for c in CHECKS if c != FAIL_ON_STOCK.get(rule.name)]
+    checks = [c for c in CHECKS if c not in (FAIL_ON_STOCK.get(rule.name), "opcheck")]
     with mg.override(rule):
         check(rule.probe, found, name=rule.name, gaps=rule.gaps, checks=checks)
+
+
+@TURNS
+@pytest.mark.parametrize("rule", every(3, [r for r in RULES if FAIL_ON_STOCK.get(r.name) != "opcheck"]), ids=label)
+def test_pytorchs_opcheck_on_the_rules_own_samples(rule, turn):
+    with mg.override(rule):
+        check(rule.probe, samples(rule, dtype_of(rule, turn)), name=rule.name, modes=(), checks=("opcheck",))
 
 
 @pytest.mark.parametrize("name, at", FAIL_ON_STOCK.items())
@@ -88,7 +96,7 @@ def leaves(args):
 def test_all_modes_where_a_rule_leaves_calls_to_pytorch(rule, turn):
     found = samples(rule, dtype_of(rule, 1 - turn))
     with mg.override():
-        check(rule.probe, found, name=rule.name, gaps=rule.gaps, checks=CHECKS)
+        check(rule.probe, found, name=rule.name, gaps=rule.gaps, checks=OF_DERIVATIVES)
         left = [s for s in found if rule.defer_to_stock(*rule.signature.bind(leaves(s.args), s.kwargs))]
         outputs = [rule.probe(*leaves(s.args), **s.kwargs) for s in left]
     stock = [rule.probe(*leaves(s.args), **s.kwargs) for s in left]
@@ -133,19 +141,11 @@ OF_DERIVATIVES = tuple(c for c in CHECKS if c not in ("kernel", "fake", "opcheck
 AT_ZERO = "linalg_norm_subgradients_at_zero"  # a variant of linalg.norm whose samples are all kinks
 
 
-def in_turn():
-    """Each dtype and override takes every second sample of an operator; the other half is slow."""
-    for which, label in ((("*",), "all"), ((), "improving")):
-        for dtype in DTYPES:
-            turn = (dtype.is_complex + (label == "all")) % 2
-            for slow in (False, True):
-                marks = [pytest.mark.slow] * slow
-                yield pytest.param(which, dtype, turn ^ slow, id=f"{label}-{dtype}{'-rest' * slow}", marks=marks)
-
-
-@pytest.mark.parametrize("name", reached())
-@pytest.mark.parametrize(("which", "dtype", "turn"), in_turn())
+@pytest.mark.parametrize(
+    "name, which, dtype, turn", in_turn(reached(), [("*",), ()], DTYPES, [0, 1], share=2), ids=label
+)
 def test_all_modes_on_the_operator_database(name, which, dtype, turn):
+    """Of half of an operator's samples, in each dtype and under each override."""
     report, cases = Report(), [*op_samples(name, dtype, limit=6)]
     with mg.override(*which):
         for case in cases[turn::2] if len(cases) > 1 else cases:

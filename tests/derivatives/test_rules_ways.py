@@ -9,6 +9,7 @@ import torch
 import torch.autograd.forward_ad as fwAD
 import torch.autograd.functional as functional
 from helpers.rules import RULES, Call, calls, random_like, without_tangent, zero_if_none
+from helpers.thinning import in_turn, label
 from torch.func import jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_map_only
@@ -128,6 +129,8 @@ WAYS = {
 # Batching takes these apart before a rule sees them, with the statistics for constants; the rule of the forward does not
 # call them where it is differentiated again.
 TAKEN_APART = ("aten::native_layer_norm_backward", "aten::native_batch_norm_backward")
+DEAR = tuple(way for way in WAYS if "fake" in way or "symbols" in way)
+CHEAP = tuple(way for way in WAYS if way not in DEAR)
 TRACED = tuple(way for way in WAYS if way.startswith("traced"))  # a second or more each: one sample of each rule
 
 
@@ -141,10 +144,7 @@ def works(way, call, order):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize(
-    "way", [pytest.param(w, marks=[pytest.mark.slow] * ("fake" in w or "symbols" in w)) for w in WAYS]
-)
-@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+@pytest.mark.parametrize("rule, way", [*in_turn(RULES, CHEAP, share=2), *in_turn(RULES, DEAR, share=0)], ids=label)
 def test_where_no_value_may_be_read(rule, way):
     for dtype in DTYPES if way in ("batched", "meta") else DTYPES[:1]:
         for call in islice(calls(rule, dtype), 1 if way in TRACED else None):
@@ -216,8 +216,7 @@ def observed(call):
 
 
 @pytest.mark.parametrize("graphs", [False, True], ids=["", "graphs with dual tensors"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
-@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+@pytest.mark.parametrize("rule, dtype", in_turn(RULES, [torch.float64, torch.complex128]), ids=label)
 def test_results_of_rules_are_not_views(rule, dtype, graphs, monkeypatch):
     # once a graph with dual tensors was traced, every call takes the long way
     monkeypatch.setattr("torch_manualgrad.core.internals.functorch._tangents_in_graphs", graphs)

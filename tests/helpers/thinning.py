@@ -1,4 +1,4 @@
-"""Fast tests of a large grid: every value of every axis, but not every combination."""
+"""Fast tests of a large grid: every value of every axis but not every combination, or a part of the values."""
 
 from __future__ import annotations
 
@@ -13,12 +13,24 @@ def in_turn(first: Iterable[Any], *others: Iterable[Any], share: int = 1) -> lis
     """The product of several lists of values, as parameters of a test, most of them marked as slow.
 
     For each value of the first list, the fast tests run ``share`` combinations of the others: the next ones each time.
+    With 0, all are slow.
     """
     combinations = list(product(*others))
     return [
         pytest.param(value, *rest, marks=[] if (j - i * share) % len(combinations) < share else pytest.mark.slow)
         for i, value in enumerate(first)
         for j, rest in enumerate(combinations)
+    ]
+
+
+def every(number: int, values: Iterable[Any], start: int = 0) -> list[Any]:
+    """Values as parameters of a test: the fast tests run every ``number``-th, from ``start``; the others are slow.
+
+    For several tests of all rules: with another ``start`` in each, the fast tests have every rule in one of them.
+    """
+    return [
+        pytest.param(value, marks=[] if i % number == start % number else pytest.mark.slow)
+        for i, value in enumerate(values)
     ]
 
 

@@ -1,5 +1,5 @@
-// Shared by the derivatives of the SVD and of the Hermitian eigendecomposition: checks of the arguments, and the forms
-// in which they reach a device. The mathematics is in torch_manualgrad/derivatives/linalg/degeneracy.py.
+// Shared by the derivatives of the SVD and of the Hermitian eigendecomposition: checks of the arguments, and the
+// structures that kernels receive. The mathematics is in torch_manualgrad/derivatives/linalg/degeneracy.py.
 #pragma once
 
 #include "../../base/dispatch.h"
