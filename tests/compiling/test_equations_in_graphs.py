@@ -69,8 +69,8 @@ def decay(t, y, pair):
 def runge_kutta(f, y, t):
     states = [y]
     for a, b in zip(t[:-1], t[1:]):
-        h = (b - a) / 4
-        for i in range(4):
+        h = (b - a) / 24
+        for i in range(24):
             s = a + i * h
             k = f(s, y)
             middle = f(s + h / 2, y + h / 2 * f(s + h / 2, y + h / 2 * k))

@@ -8,8 +8,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch._inductor.utils import run_and_get_code
 
 import torch_manualgrad as mg
+from torch_manualgrad.core.versions import reached
 
 F = torch.nn.functional
 
@@ -85,3 +87,10 @@ def test_fused_kernels_read_sums_after_their_terms(function: Callable[[Tensor], 
         (second,) = torch.autograd.grad(first.square().sum(), x)
         found.append((first, second))
     torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.skipif(not reached("2.13"), reason="graphs are called from Python with older versions")
+def test_kernels_are_called_from_cpp() -> None:
+    x, w = torch.randn(4, 3), torch.randn(3, 2)
+    _, (code, *_) = run_and_get_code(mg.compile(lambda x, w: (x @ w).sin(), fullgraph=True), x, w)
+    assert "aoti_torch_cpu_mm_out(" in code and "extern_kernels.mm(" not in code

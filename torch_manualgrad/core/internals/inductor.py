@@ -158,13 +158,14 @@ def compiled(
     from torch._inductor import config  # importing the compiler is slow
     from torch._inductor.compile_fx import compile_fx_inner  # importing the compiler is slow
 
+    in_cpp = in_cpp or config.cpp_wrapper
     with (
         tracing(TracingContext(mode)),
         torch.no_grad(),
-        config.patch(cpp_wrapper=in_cpp or config.cpp_wrapper),
+        config.patch(cpp_wrapper=in_cpp),  # read by the parts of inductor that the argument does not reach
         _writes_in_order(),
     ):
-        return compile_fx_inner(graph, fakes, is_inference=True)
+        return compile_fx_inner(graph, fakes, is_inference=True, cpp_wrapper=in_cpp)
 
 
 @contextlib.contextmanager
