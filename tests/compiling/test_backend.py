@@ -421,16 +421,43 @@ def test_a_number_at_the_places_of_a_mask():
         torch.testing.assert_close(found, expected)
 
 
+def _put(y, x):
+    y[x > 0] = 0.5
+    return y
+
+
+WRITES = {
+    "a number at the places of a mask": _put,
+    "masked_fill": lambda y, x: y.masked_fill_(x > 0, 0.5),
+    "masked_scatter": lambda y, x: y.masked_scatter_(x > 0, x.exp()),
+    "copy": lambda y, x: y.copy_(x.contiguous()),
+    "cumsum": lambda y, x: y.cumsum_(0),
+}
+
+
 @pytest.mark.parametrize("transposed", [False, True])
-def test_a_number_at_the_places_of_a_mask_keeps_the_layout(transposed):
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_keeps_the_layout(name, transposed):
     def f(x):
         y = x * 2
-        y[x > 0] = 0.5
-        return y
+        WRITES[name](y, x)
+        return y, (y.t() if transposed else y).view(-1) * 2
 
     x = points(5, 3).t() if transposed else points(5, 3)
-    found, expected = compiled(f)(x), f(x)
-    assert torch.equal(found, expected) and found.stride() == expected.stride()
+    for found, expected in zip(mg.compile(f, lowering="eager", fullgraph=True)(x), f(x)):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        assert found.stride() == expected.stride()
+
+
+def test_a_write_that_is_read_by_its_strides_runs_uncompiled():
+    def f(x):
+        y = x * 2
+        y.masked_fill_(x > 0, 0.5)
+        return y.as_strided((15,), (1,)) * 2
+
+    x = points(5, 3).t()
+    with pytest.warns(RuntimeWarning, match="read by its strides"):
+        torch.testing.assert_close(mg.compile(f, lowering="eager")(x), f(x))
 
 
 def test_a_graph_without_tensors_runs_without_a_warning():

@@ -119,8 +119,10 @@ def trace(
     if like_inductor is not None:
         table = {"decompose": like_inductor, "like_inductor": True}
     graph = traced(function, fakes, mode, **table)
+    layouts: list[Any] = []
     if any(writes(n) for n in graph.graph.nodes):
-        run = runner(graph)
+        layouts = [n.meta["val"] if isinstance(n, fx.Node) else None for n in outputs_of(graph)]
+        run = runner(_written_in_layout(graph, mode))
         functional = torch.func.functionalize(lambda *xs: tuple(run(*xs)), remove="mutations")
         graph = traced(functional, fakes, mode, **table)
         if not keeps_writes and any(writes(n) for n in graph.graph.nodes):
@@ -131,6 +133,7 @@ def trace(
     by_place = any(n.target in _BY_PLACE for n in graph.graph.nodes)
     for node in graph.graph.find_nodes(op="call_function", target=aten.copy.default):
         _copied(graph.graph, node, by_place)
+    _restore_layouts(graph, layouts)
     if stops:
         for node in graph.graph.find_nodes(op="call_function", target=aten.detach.default):
             if is_differentiable(node.meta["val"]):
@@ -139,6 +142,68 @@ def trace(
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph
+
+
+def _written_in_layout(graph: fx.GraphModule, mode: Any) -> fx.GraphModule:
+    """The graph, where an operator that writes to a tensor also writes in its layout after functionalization.
+
+    Functionalization replaces ``masked_fill_`` by ``masked_fill``, whose result is always contiguous. A view of another
+    layout would then fail, or read other elements.
+    """
+    for node in graph.graph.nodes:
+        to, functional = returned_argument(node), _out_of_place(node.target)
+        if to is None or functional is None or to.meta["val"].is_contiguous():
+            continue
+        with mode:
+            value = functional(*fx.map_arg(node.args, _value), **fx.map_arg(node.kwargs, _value))
+        if not isinstance(value, Tensor) or _strides(value) == _strides(to.meta["val"]):
+            continue
+        with graph.graph.inserting_before(node):
+            result = graph.graph.call_function(functional, node.args, node.kwargs)
+        result.meta = {**node.meta, "val": value}
+        node.target, node.args, node.kwargs = aten.copy_.default, (to, result), {}
+    graph.recompile()
+    return graph
+
+
+def _out_of_place(op: Any) -> Any:
+    """The operator that returns what an operator of ATen in place writes; None if there is none."""
+    if not isinstance(op, OpOverload) or op.namespace != "aten" or not (name := op._opname).endswith("_"):
+        return None
+    return getattr(getattr(aten, name[:-1], None), op._overloadname, None)
+
+
+def _value(node: fx.Node) -> Any:
+    return node.meta["val"]
+
+
+def _strides(x: Tensor) -> list[str]:
+    return [*map(str, x.stride())]  # without assumptions about open sizes
+
+
+def _restore_layouts(graph: fx.GraphModule, layouts: Sequence[Any]) -> None:
+    """Copy outputs that have lost their strides, such as the source of ``copy_``, into the layouts of these values."""
+    outputs = outputs_of(graph)
+    for i, like in enumerate(layouts):
+        node = outputs[i]
+        if not isinstance(like, Tensor) or not isinstance(node, fx.Node):
+            continue
+        order = sorted(range(like.dim()), key=like.stride, reverse=True)
+        if _strides(node.meta["val"]) == _strides(like) or not like.permute(order).is_contiguous():
+            continue
+        steps: list[tuple[Any, Any, Any]] = [
+            (aten.permute.default, (order,), {}),
+            (aten.clone.default, (), {"memory_format": torch.contiguous_format}),
+            (aten.permute.default, (sorted(range(like.dim()), key=order.index),), {}),
+        ]
+        for target, args, kwargs in steps:
+            value = target(node.meta["val"], *args, **kwargs)
+            with graph.graph.inserting_before(graph.graph.output_node()):
+                node = graph.graph.call_function(target, (node, *args), kwargs)
+            node.meta["val"] = value
+        outputs[i] = node
+    if layouts:
+        set_outputs(graph, outputs)
 
 
 def writes(node: Any) -> bool:
