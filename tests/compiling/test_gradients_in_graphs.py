@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.internals import graph_breaks
+from torch_manualgrad.core.rule import reached
 
 pytestmark = pytest.mark.skipif(
     not hasattr(torch._dynamo.config, "trace_autograd_ops"),
@@ -380,7 +381,7 @@ def test_tangents_of_gradients():
 
     x, w = points(3, requires_grad=True), points(3)
     u, v = points(3), points(3)
-    compiled = mg.compile(f, lowering="eager", fullgraph=True)
+    compiled = mg.compile(f, lowering="eager", fullgraph=not reached("2.15"))  # whose Dynamo takes no dual tensors
 
     def tangents(call):
         with fwAD.dual_level():

@@ -10,6 +10,7 @@ from torch_manualgrad.compiling.function import Options
 from torch_manualgrad.compiling.program import Program
 from torch_manualgrad.compiling.zeros import _is_backward, specialized
 from torch_manualgrad.core.internals import Sizes
+from torch_manualgrad.core.rule import reached
 
 
 class Graph:
@@ -97,7 +98,9 @@ def test_parameters_without_a_second_derivative_get_none(name):
     """As uncompiled: to an optimizer with weight decay, zeros are another gradient than none."""
     net = nn.Sequential(nn.Linear(4, 6), nn.GELU(), LAYERS[name](), nn.Linear(6, 1)).double()
     x, found = torch.randn(5, 4, dtype=torch.float64, requires_grad=True), []
-    with mg.override():
+    # uncompiled, PyTorch's group norm has zeros since torch 2.15: its derivative reads the statistics, which are outputs, too
+    rules = "*" if name == "group norm" and reached("2.15") else ()
+    with mg.override(*rules):
         for f in (net, mg.compile(net, lowering="eager")):
             net.zero_grad()
             (first,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
