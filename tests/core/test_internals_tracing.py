@@ -1,5 +1,8 @@
 """What core/internals relies on of compilers and tracers, and where values can be read, still does what is said there."""
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from helpers.interpreters import run_python
@@ -112,6 +115,27 @@ def test_a_graph_can_be_traced_in_the_middle_of_anything():
     found = []
     torch.func.grad(lambda x: found.append(traced()) or x.sum())(torch.ones(2))
     assert torch.equal(found[0], torch.full((2,), 2.0))
+
+
+def test_other_threads_compile_while_one_is_outside_of_the_compiler():
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph
+
+    f = torch.compile(lambda x: x.sin(), backend=backend, fullgraph=True)
+    stance = sys.modules["torch._dynamo.eval_frame"]._stance
+    with ThreadPoolExecutor(1) as other, internals.outside_of_compiler():
+        f(torch.ones(3))
+        assert not graphs
+        other.submit(f, torch.ones(3)).result()
+        assert len(graphs) == 1
+        with internals.outside_of_compiler():
+            f(torch.ones(4))
+        assert len(graphs) == 1
+    f(torch.ones(3, 4))
+    assert len(graphs) == 2 and sys.modules["torch._dynamo.eval_frame"]._stance is stance
 
 
 def test_a_dual_level_is_there_or_made():

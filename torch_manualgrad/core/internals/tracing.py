@@ -33,33 +33,44 @@ __all__ = [
 ReadsValues = DataDependentOutputException
 
 
-class _ForceEager:
-    """The stance "force_eager" of `torch.compiler`, which is one for the process, while a thread is inside.
+class _EagerHere:
+    """The stance "force_eager" of `torch.compiler` on the threads that are inside; on others, the stance before.
 
-    The first thread to enter sets it, and the last to leave restores it: compiled functions of others run eagerly
-    meanwhile.
+    ``torch.compiler.set_stance`` is for all threads. Another thread's call of a compiled function would then run uncompiled,
+    and raise with ``fullgraph=True`` if the stance is restored meanwhile: no frame of it was compiled.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._stance: Any = None
+    _lock = threading.Lock()
+    _inside = 0  # of all threads
+    _here = threading.local()
 
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._inside:
-                self._stance = torch.compiler.set_stance("force_eager")
-                self._stance.__enter__()
-            self._inside += 1
+    def __init__(self, others: Any) -> None:
+        self._others = others
 
-    def __exit__(self, *exception: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                self._stance.__exit__(None, None, None)
+    def __getattr__(self, name: str) -> Any:
+        return "force_eager" if name == "stance" and self._depth() else getattr(self._others, name)
 
+    @classmethod
+    def _depth(cls) -> int:
+        return getattr(cls._here, "depth", 0)
 
-_force_eager = _ForceEager()
+    @classmethod
+    @contextmanager
+    def entered(cls) -> Iterator[None]:
+        frames: Any = sys.modules["torch._dynamo.eval_frame"]
+        with cls._lock:
+            cls._inside += 1
+            if not isinstance(frames._stance, cls):
+                frames._stance = cls(frames._stance)
+        cls._here.depth = cls._depth() + 1
+        try:
+            yield
+        finally:
+            cls._here.depth -= 1
+            with cls._lock:
+                cls._inside -= 1
+                if not cls._inside and isinstance(frames._stance, cls):
+                    frames._stance = frames._stance._others
 
 
 @contextmanager
@@ -68,7 +79,7 @@ def outside_of_compiler() -> Iterator[None]:
     callback = eval_frame.set_eval_frame(None)
     try:
         # Dynamo takes a second to load, and without it there is no compiled function
-        with _force_eager if "torch._dynamo" in sys.modules else nullcontext():
+        with _EagerHere.entered() if "torch._dynamo.eval_frame" in sys.modules else nullcontext():
             yield
     finally:
         eval_frame.set_eval_frame(callback)
