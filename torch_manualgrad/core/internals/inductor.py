@@ -129,7 +129,23 @@ def traced(
         table = {**select_decomp_table(), **decompose}
     # PyTorch has operators on open sizes only in Python
     with mode, enable_python_dispatcher() if composites or mode.shape_env is not None else contextlib.nullcontext():
-        return make_fx(function, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
+        graph = make_fx(function, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
+    return _with_dtypes_of_attention(graph)
+
+
+def _with_dtypes_of_attention(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The graph with the dtype that the second result of attention on the CPU has.
+
+    The fake kernel of torch 2.10 says float32 in float64, too: a residual would be rounded to that.
+    """
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    for node in graph.graph.find_nodes(op="call_function", target=attention):
+        query: Any = node.args[0]
+        wide = torch.promote_types(query.meta["val"].dtype, torch.float32)
+        for user in node.users:
+            if user.args[1:] == (1,) and user.meta["val"].dtype != wide:
+                user.meta["val"] = user.meta["val"].to(wide)
+    return graph
 
 
 def partitioned(joint: torch.fx.GraphModule, outputs: int) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
