@@ -25,6 +25,7 @@ from ..core.internals import (
     own_levels_are_open,
     saved_tensors_unhooked,
     version_of,
+    wrapped_attributes,
 )
 from ..custom_rules.randomness import RandomState
 from ..custom_rules.trees import Tree, distinct, result_tree
@@ -323,7 +324,7 @@ def checkpoint(f: Callable[..., Any], policy: Policy | None = None) -> Callable[
         raise TypeError(f"checkpoint: policy: expected None or a policy of mg.checkpointing, got {described(policy)}")
     name = getattr(f, "__name__", type(f).__name__)
 
-    @functools.wraps(f, updated=())
+    @functools.wraps(f, wrapped_attributes(f), updated=())
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         if is_exporting():  # an exported program has only operators
             return f(*args, **kwargs)

@@ -15,7 +15,14 @@ from torch import Tensor
 from ..arguments import ArgumentError, described
 from ..core.captures import Watch, is_differentiated, substituted, suspects
 from ..core.forward import has_series, of_series
-from ..core.internals import breaks_graphs, is_exporting, only_autograd, own_levels_are_open, pytree
+from ..core.internals import (
+    breaks_graphs,
+    is_exporting,
+    only_autograd,
+    own_levels_are_open,
+    pytree,
+    wrapped_attributes,
+)
 from ..programs.functions import Values, in_this_autocast
 from ..programs.operator import Program, call
 from .randomness import RandomState
@@ -133,7 +140,7 @@ class CustomFunction:
         if not callable(fun):
             raise TypeError(f"{self.kind}: expected a function, got {described(fun)}")
         self.fun, self.nondiff_argnums = fun, argnums(nondiff_argnums)
-        functools.update_wrapper(self, fun, updated=())
+        functools.update_wrapper(self, fun, wrapped_attributes(fun), updated=())
         self.name = getattr(fun, "__name__", type(fun).__name__)
         try:
             self._signature: inspect.Signature | None = inspect.signature(fun)

@@ -62,6 +62,7 @@ from .dynamo import (
     skipped_by_dynamo,
     trace_gradients,
     traced_with_graph,
+    wrapped_attributes,
 )
 from .functorch import (
     PLAIN,
@@ -379,4 +380,5 @@ __all__ = [
     "vmap_call",
     "with_level_moved",
     "without_first_call",
+    "wrapped_attributes",
 ]

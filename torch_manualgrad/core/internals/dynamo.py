@@ -34,6 +34,7 @@ __all__ = [
     "skipped_by_dynamo",
     "trace_gradients",
     "traced_with_graph",
+    "wrapped_attributes",
 ]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -161,6 +162,14 @@ def constant_in_graphs(function: _F) -> _F:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+def wrapped_attributes(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The attributes that ``functools.wraps`` copies, if the function has them.
+
+    ``wraps`` itself skips missing ones, but Dynamo of torch 2.10 raises an internal error where a builtin lacks one.
+    """
+    return tuple([n for n in functools.WRAPPER_ASSIGNMENTS if hasattr(function, n)])
 
 
 def is_exporting() -> bool:
