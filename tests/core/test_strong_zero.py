@@ -55,12 +55,16 @@ LOST = {
     "aten::linalg_lu",
     "aten::linalg_lu_factor_ex",
     "aten::linalg_matrix_exp",
+    "aten::linalg_matrix_sqrth",
+    "aten::linalg_polar",
     "aten::special_zeta",
 }
 # and where one key of several is nan, as a weight of 0 is no cotangent
 LOST_IF_MASKED = {
     "aten::_linalg_det",
     "aten::linalg_matrix_exp",
+    "aten::linalg_matrix_sqrth",
+    "aten::linalg_polar",
     "aten::_scaled_dot_product_flash_attention_for_cpu",
 }
 

@@ -43,6 +43,15 @@ def test_the_formula_solves_the_equation(values, dtype):
     torch.testing.assert_close(found, solve_lyapunov(R, hermitian(E)))
 
 
+def test_the_lower_triangle_is_read_and_a_matrix_that_is_not_finite_stays_alone():
+    A, E = definite((0.5, 1.2, 3.0), F64), random(3, 3, seed=1)
+    spoilt = torch.stack([A, A])
+    spoilt[0, 0, 2] = spoilt[1, 2, 0] = torch.nan
+    found = mg.ops.linalg_matrix_sqrth_differential(spoilt, E.expand(2, 3, 3))
+    torch.testing.assert_close(found[0], mg.ops.linalg_matrix_sqrth_differential(A, E))
+    assert found[1].isnan().all()
+
+
 @pytest.mark.parametrize("dtype", [F64, C128])
 def test_the_formula_to_third_order(dtype):
     """Its own derivatives in six modes, also where eigenvalues repeat."""

@@ -113,3 +113,16 @@ def test_the_branch_at_rank_one_less():
     sums = torch.tensor([2.0, 1, 0], dtype=F64)
     sums = sums[:, None] + sums
     torch.testing.assert_close(dU, U @ ((Z - Z.mT) / torch.where(sums == 0, 1, sums)))
+
+
+def test_a_matrix_that_is_not_finite_in_a_batch():
+    """Its gradient is nan, and those of the others are as without it."""
+    A = torch.stack([matrix(4, (1, 1, 2)), matrix(4, (0.5, 1.2, 2))])
+    U, H = polar(A)
+    grads = cotangents(A, U, H)
+    expected = mg.ops.linalg_polar_backward(*grads, A, U, H)
+    for x in (A, U, H):
+        x[1] = torch.nan
+    found = mg.ops.linalg_polar_backward(*grads, A, U, H)
+    assert found[1].isnan().all()
+    torch.testing.assert_close(found[0], expected[0])

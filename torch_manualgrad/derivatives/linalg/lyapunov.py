@@ -29,7 +29,18 @@ from torch import Tensor
 from .common import skew, sym
 from .smooth import smooth
 
-__all__ = ["hermitian_inverse", "hermitian_lyapunov", "skew_lyapunov"]
+__all__ = ["eigenpairs", "hermitian_inverse", "hermitian_lyapunov", "skew_lyapunov"]
+
+
+def eigenpairs(P: Tensor) -> tuple[Tensor, Tensor]:
+    """The eigenvalues of $P$, in ascending order, and its eigenvectors, without history. The lower triangle is read.
+
+    The eigenvalues of a matrix that is not finite are nan. `torch.linalg.eigh` may raise there, also for a batch with others.
+    """
+    P = P.detach().tril()
+    finite = P.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
+    L, V = torch.linalg.eigh(torch.where(finite, P, 0))
+    return torch.where(finite.squeeze(-1), L, torch.nan), V
 
 
 def _reciprocal(sums: Tensor, L: Tensor) -> Tensor:

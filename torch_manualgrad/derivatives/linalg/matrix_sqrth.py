@@ -18,12 +18,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torch_manualgrad.core.rule import formula, rule
 
-from .lyapunov import hermitian_lyapunov
+from .lyapunov import eigenpairs, hermitian_lyapunov
 from .smooth import smooth
 
 
@@ -61,7 +60,7 @@ def linalg_matrix_sqrth_differential(self: Tensor, grad: Tensor) -> Tensor:
     Returns:
         Hermitian, (*, n, n).
     """
-    L, V = torch.linalg.eigh(self.detach())
+    L, V = eigenpairs(self)
     L = L.sqrt()
     return hermitian_lyapunov(hermitian_root(self, L, V), L, V, grad)
 

@@ -33,12 +33,12 @@ from torch import Tensor
 from torch_manualgrad.core.rule import formula, rule
 
 from .common import sym
-from .lyapunov import hermitian_inverse, skew_lyapunov
+from .lyapunov import eigenpairs, hermitian_inverse, skew_lyapunov
 
 
 def _eigenpairs(H: Tensor) -> tuple[Tensor, Tensor]:
     """The eigenvalues of $H$, the largest first, and its eigenvectors, without history."""
-    L, V = torch.linalg.eigh(H.detach())
+    L, V = eigenpairs(H)
     return L.flip(-1), V.flip(-1)
 
 
