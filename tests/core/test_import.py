@@ -14,6 +14,7 @@ ON_USE = ("testing", "forward_ad", "distributed", "command_line", "derivatives.s
 
 ALL = """
 import sys, torch
+import torch.utils.flop_counter  # which imports triton since torch 2.15, if it is installed
 before = set(sys.modules)
 import torch_manualgrad as mg
 from torch_manualgrad.core.rule.derivative import derivative_of
