@@ -95,3 +95,16 @@ def test_kernels_are_called_from_cpp() -> None:
     x, w = torch.randn(4, 3), torch.randn(3, 2)
     _, (code, *_) = run_and_get_code(mg.compile(lambda x, w: (x @ w).sin(), fullgraph=True), x, w)
     assert "aoti_torch_cpu_mm_out(" in code and "extern_kernels.mm(" not in code
+
+
+@pytest.mark.parametrize("name", ["an operator in Python that returns a list", "complex numbers"])
+def test_other_operators_are_called_from_python(name: str) -> None:
+    root = mg.implicit.root(lambda x, a: x**3 + x - a, lambda f, x0, a: x0 + 1)
+    functions = {
+        "an operator in Python that returns a list": lambda x: root(x, 2 + 0 * x).sin(),
+        "complex numbers": lambda x: torch.view_as_complex(x).exp(),
+    }
+    x = torch.zeros(3, 2, dtype=torch.float64)
+    found, (code, *_) = run_and_get_code(mg.compile(functions[name], fullgraph=True), x)
+    torch.testing.assert_close(found, functions[name](x))
+    assert "inductor_entry_cpp" not in code

@@ -168,13 +168,13 @@ def compiled(
 ) -> Callable[[list[Any]], Sequence[Any]]:
     """A decomposed graph, compiled by inductor. It takes a list of arguments, which it empties.
 
-    ``in_cpp``: the code that calls the kernels is in C++, not in Python.
+    ``in_cpp``: the code that calls the kernels may be in C++, not in Python.
     """
     from torch._guards import TracingContext, tracing  # importing the compiler is slow
     from torch._inductor import config  # importing the compiler is slow
     from torch._inductor.compile_fx import compile_fx_inner  # importing the compiler is slow
 
-    in_cpp = in_cpp or config.cpp_wrapper
+    in_cpp = config.cpp_wrapper or in_cpp and _is_inductors(graph)
     with (
         tracing(TracingContext(mode)),
         torch.no_grad(),
@@ -182,6 +182,22 @@ def compiled(
         _writes_in_order(),
     ):
         return compile_fx_inner(graph, fakes, is_inference=True, cpp_wrapper=in_cpp)
+
+
+def _is_inductors(graph: torch.fx.GraphModule) -> bool:
+    """Whether inductor has a kernel of its own for each operator.
+
+    Its calls of other operators from C++ look these up by name, and end the process if one in Python returns a list.
+    """
+    from torch._inductor.lowering import fallbacks, lowerings  # importing the compiler is slow
+
+    for node in graph.graph.nodes:
+        if isinstance(node.target, OpOverload) and (node.target not in lowerings or node.target in fallbacks):
+            return False
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.is_complex():  # computed by PyTorch's operators
+            return False
+    return True
 
 
 @contextlib.contextmanager
