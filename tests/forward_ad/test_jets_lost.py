@@ -344,7 +344,7 @@ def test_compiled_functions_run_eagerly_in_a_series(name):
 
 
 def test_threads_whose_series_overlap_leave_the_compiler_on():
-    """Its stance is one for the process: each would restore what it found, the other's."""
+    """A stance of the whole process would not: each would restore what it found, the other's."""
     first_inside, second_inside = threading.Event(), threading.Event()
 
     def outlived(x):

@@ -168,6 +168,16 @@ def test_scripted_and_compiled_functions():
             assert torch.allclose(tangent(f(d)), x.cos() * x + x.sin())
 
 
+def test_other_threads_run_compiled_functions_while_a_level_is_open():
+    graphs = []
+    compiled = torch.compile(lambda x: x.cosh(), backend=lambda graph, _: graphs.append(graph) or graph, fullgraph=True)
+    with ThreadPoolExecutor(1) as other, dual_level():
+        compiled(torch.ones(2))
+        assert not graphs
+        other.submit(compiled, torch.ones(2)).result()
+        assert len(graphs) == 1
+
+
 # -- strided nested tensors
 
 

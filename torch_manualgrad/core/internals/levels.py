@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._C import _functorch
 
 from .functorch import count_own_levels, in_functorch
+from .tracing import eager_on_this_thread
 
 __all__ = [
     "accumulating",
@@ -183,34 +184,25 @@ def has_autograd_kernel(op: Any) -> bool:
 
 
 _levels_open = 0
-_stance: Any = None
 
 
 @contextmanager
 def counted() -> Iterator[None]:
-    """A block in which a level is open: compiled functions run in eager mode, because their kernels are not operators.
-
-    This holds for the whole process.
-    """
-    global _levels_open, _stance
+    """A block in which this thread has a level open. Its compiled functions run eagerly: their kernels are not operators."""
+    global _levels_open
     with _lock:
         _levels_open += 1
         count_own_levels(1)
         torch.Tensor._make_subclass = _make_subclass  # type: ignore[method-assign]
-        if _stance is None and "torch._dynamo" in sys.modules:
-            _stance = torch.compiler.set_stance("force_eager")
-            _stance.__enter__()
     try:
-        yield
+        with eager_on_this_thread():
+            yield
     finally:
         with _lock:
             _levels_open -= 1
             count_own_levels(-1)
             if not _levels_open:
                 del torch.Tensor._make_subclass  # PyTorch's own is that of the base class
-                if _stance is not None:
-                    _stance.__exit__(None, None, None)
-                    _stance = None
 
 
 @staticmethod  # type: ignore[misc]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ __all__ = [
     "apart",
     "calls_seen",
     "constant_of",
+    "eager_on_this_thread",
     "fakes",
     "is_traced_to_graph",
     "outside_of_compiler",
@@ -73,13 +74,18 @@ class _EagerHere:
                     frames._stance = frames._stance._others
 
 
+def eager_on_this_thread() -> AbstractContextManager[None]:
+    """Context manager: compiled functions that this thread calls run eagerly. Compiling raises if it imports Dynamo here."""
+    # Dynamo takes a second to load, and without it there is no compiled function
+    return _EagerHere.entered() if "torch._dynamo.eval_frame" in sys.modules else nullcontext()
+
+
 @contextmanager
 def outside_of_compiler() -> Iterator[None]:
     """Context manager: Dynamo compiles nothing, and compiled functions run eagerly."""
     callback = eval_frame.set_eval_frame(None)
     try:
-        # Dynamo takes a second to load, and without it there is no compiled function
-        with _EagerHere.entered() if "torch._dynamo.eval_frame" in sys.modules else nullcontext():
+        with eager_on_this_thread():
             yield
     finally:
         eval_frame.set_eval_frame(callback)
