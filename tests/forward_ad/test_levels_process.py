@@ -171,11 +171,41 @@ def test_scripted_and_compiled_functions():
 def test_other_threads_run_compiled_functions_while_a_level_is_open():
     graphs = []
     compiled = torch.compile(lambda x: x.cosh(), backend=lambda graph, _: graphs.append(graph) or graph, fullgraph=True)
+
+    def on_the_level(level):
+        with level.on_this_thread():
+            compiled(torch.ones(2))
+
     with ThreadPoolExecutor(1) as other, dual_level():
+        with dual_level() as level:
+            other.submit(on_the_level, level).result()
         compiled(torch.ones(2))
         assert not graphs
         other.submit(compiled, torch.ones(2)).result()
         assert len(graphs) == 1
+
+
+def test_compiled_functions_run_eagerly_on_the_threads_of_a_backward_pass():
+    """Autograd runs a deeply nested backward pass on another thread, which sees the level."""
+    graphs, threads = [], []
+    compiled = torch.compile(lambda x: x.cosh(), backend=lambda graph, _: graphs.append(graph) or graph, fullgraph=True)
+
+    def nested(depth):
+        def hook(_):
+            if depth:
+                nested(depth - 1)
+            else:
+                threads.append(threading.get_ident())
+                compiled(torch.ones(2))
+
+        with torch.enable_grad():
+            y = torch.ones(2, requires_grad=True) * 2
+            y.register_hook(hook)
+            y.sum().backward()
+
+    with dual_level():
+        nested(70)
+    assert threads != [threading.get_ident()] and not graphs
 
 
 # -- strided nested tensors
@@ -200,8 +230,8 @@ NESTED = {
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("name", NESTED)
 def test_strided_nested_tensors(name):
-    function, components = NESTED[name], [torch.randn(2, 3), torch.randn(4, 3)]
-    directions = [torch.randn(2, 3), torch.randn(4, 3)]
+    function, numbers = NESTED[name], [torch.arange(1.0, 7).view(2, 3), torch.arange(1.0, 13).view(4, 3)]
+    components, directions = [2 * x.sin() for x in numbers], [(3 * x).cos() for x in numbers]
     with dual_level() as a, dual_level() as b:
         n = make_dual(make_dual(ragged(*components), ragged(*directions), level=a), ragged(*directions), level=b)
         y = function(n)

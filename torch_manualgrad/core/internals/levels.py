@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._C import _functorch
 
 from .functorch import count_own_levels, in_functorch
-from .tracing import eager_on_this_thread
+from .tracing import eager_where
 
 __all__ = [
     "accumulating",
@@ -187,15 +187,18 @@ _levels_open = 0
 
 
 @contextmanager
-def counted() -> Iterator[None]:
-    """A block in which this thread has a level open. Its compiled functions run eagerly: their kernels are not operators."""
+def counted(is_inside: Callable[[], bool]) -> Iterator[None]:
+    """A block in which a level is open.
+
+    Compiled functions, whose kernels are not operators, run eagerly on each thread where ``is_inside()``.
+    """
     global _levels_open
     with _lock:
         _levels_open += 1
         count_own_levels(1)
         torch.Tensor._make_subclass = _make_subclass  # type: ignore[method-assign]
     try:
-        with eager_on_this_thread():
+        with eager_where(is_inside):
             yield
     finally:
         with _lock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ __all__ = [
     "apart",
     "calls_seen",
     "constant_of",
-    "eager_on_this_thread",
+    "eager_where",
     "fakes",
     "is_traced_to_graph",
     "outside_of_compiler",
@@ -34,58 +34,55 @@ __all__ = [
 ReadsValues = DataDependentOutputException
 
 
-class _EagerHere:
-    """The stance "force_eager" of `torch.compiler` on the threads that are inside; on others, the stance before.
+class _EagerOnThreads:
+    """The stance "force_eager" of `torch.compiler` on the threads of `eager_where`; on others, the stance before.
 
     ``torch.compiler.set_stance`` is for all threads. Another thread's call of a compiled function would then run uncompiled,
     and raise with ``fullgraph=True`` if the stance is restored meanwhile: no frame of it was compiled.
     """
 
-    _lock = threading.Lock()
-    _inside = 0  # of all threads
-    _here = threading.local()
+    lock = threading.Lock()
+    conditions: list[Callable[[], bool]] = []
 
     def __init__(self, others: Any) -> None:
-        self._others = others
+        self.others = others
 
     def __getattr__(self, name: str) -> Any:
-        return "force_eager" if name == "stance" and self._depth() else getattr(self._others, name)
+        if name == "stance" and any(is_inside() for is_inside in [*self.conditions]):
+            return "force_eager"
+        return getattr(self.others, name)
 
     @classmethod
-    def _depth(cls) -> int:
-        return getattr(cls._here, "depth", 0)
-
-    @classmethod
-    @contextmanager
-    def entered(cls) -> Iterator[None]:
-        frames: Any = sys.modules["torch._dynamo.eval_frame"]
-        with cls._lock:
-            cls._inside += 1
-            if not isinstance(frames._stance, cls):
-                frames._stance = cls(frames._stance)
-        cls._here.depth = cls._depth() + 1
-        try:
-            yield
-        finally:
-            cls._here.depth -= 1
-            with cls._lock:
-                cls._inside -= 1
-                if not cls._inside and isinstance(frames._stance, cls):
-                    frames._stance = frames._stance._others
+    def update(cls) -> None:
+        """Put itself in the place of the stance if there is a condition, and take itself away if there is none."""
+        frames: Any = sys.modules.get(
+            "torch._dynamo.eval_frame"
+        )  # takes a second to load; without it, nothing is compiled
+        if frames is not None and isinstance(frames._stance, cls) != bool(cls.conditions):
+            frames._stance = cls(frames._stance) if cls.conditions else frames._stance.others
 
 
-def eager_on_this_thread() -> AbstractContextManager[None]:
-    """Context manager: compiled functions that this thread calls run eagerly. Compiling raises if it imports Dynamo here."""
-    # Dynamo takes a second to load, and without it there is no compiled function
-    return _EagerHere.entered() if "torch._dynamo.eval_frame" in sys.modules else nullcontext()
+@contextmanager
+def eager_where(is_inside: Callable[[], bool]) -> Iterator[None]:
+    """Context manager: compiled functions run eagerly on each thread where ``is_inside()``, unless Dynamo is imported later."""
+    eager = _EagerOnThreads
+    with eager.lock:
+        eager.conditions.append(is_inside)
+        eager.update()
+    try:
+        yield
+    finally:
+        with eager.lock:
+            eager.conditions.remove(is_inside)
+            eager.update()
 
 
 @contextmanager
 def outside_of_compiler() -> Iterator[None]:
     """Context manager: Dynamo compiles nothing, and compiled functions run eagerly."""
-    callback = eval_frame.set_eval_frame(None)
+    callback, thread = eval_frame.set_eval_frame(None), threading.get_ident()
     try:
-        with eager_on_this_thread():
+        with eager_where(lambda: threading.get_ident() == thread):
             yield
     finally:
         eval_frame.set_eval_frame(callback)

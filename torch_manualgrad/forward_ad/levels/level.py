@@ -37,7 +37,7 @@ from ..jets.tensor import refuse_inside
 from . import state as tangent_state
 from .calls import call
 from .functions import Functions
-from .state import add, coefficient, fresh, opened, visible
+from .state import add, coefficient, fresh, is_inside, opened, visible
 
 __all__ = ["Level", "UnpackedDual", "dual_level", "make_dual", "unpack_dual"]
 
@@ -64,7 +64,7 @@ class Level(tangent_state.Level):
         levels = (*visible(), self)
         self.depth, self.all = len(levels), levels
         with ExitStack() as guards:
-            guards.enter_context(counted())
+            guards.enter_context(counted(is_inside))
             guards.enter_context(opened(levels))
             guards.enter_context(Functions())
             guards.enter_context(intercepting())

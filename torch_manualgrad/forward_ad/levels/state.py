@@ -37,6 +37,7 @@ __all__ = [
     "give",
     "in_formula",
     "innermost",
+    "is_inside",
     "opened",
     "outside",
     "packing",
@@ -90,6 +91,11 @@ def _state() -> _State:
 def visible() -> tuple[Level, ...]:
     """The levels that operators on this thread see now."""
     return _state().visible
+
+
+def is_inside() -> bool:
+    """Whether a level is open on this thread, or was where the backward pass began that this thread runs."""
+    return bool(_state().open)
 
 
 def in_formula() -> bool:
