@@ -29,7 +29,7 @@ constexpr int64_t kLuSmallOrder = 8;
 // Eigendecompositions of real symmetric matrices by QL, one at a time, on the CPU.
 constexpr int64_t kTridiagonalOrder = 128;  // linalg.py --operators eigh, 2026-11-23
 
-// --- the largest sizes for which a kernel is called: BLAS or LAPACK is faster for larger ones ------------------------
+// --- where a kernel is called: BLAS or LAPACK is faster for larger matrices ------------------------------------------
 
 // One real square matrix at a time, on the CPU.
 constexpr int64_t kCachedCholesky = 200;  // linalg.py --operators cholesky, 2026-11-22

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 import torch.utils.checkpoint
-from helpers.rules import has_history, without_tangent
+from helpers.rules import TURNS, dtype_of, has_history, samples, without_tangent
 from helpers.tensors import is_dense_differentiable
 from helpers.thinning import every, in_turn, label
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -23,7 +23,6 @@ from torch_manualgrad.testing import check
 
 F64 = torch.float64
 STRONG = [rule for rule in mg.rules.values() if rule.has_strong_zero]
-ELEMENTWISE = [rule for rule in STRONG if rule.kind == "elementwise"]
 BAD = (0.0, math.inf, math.nan)
 NAN_CRASHES_PYTORCH = {name for name in mg.rules if "grid_sampler" in name} | {"aten::linalg_lstsq"}
 # Whose tangent of zero is nan: a column of a QR decomposition that depends on those before it has none.
@@ -270,7 +269,8 @@ def nth_gradients(order, outputs, inputs, cotangents):
     return backward(outputs, inputs, cotangents)
 
 
-@pytest.mark.parametrize("rule, dtype", in_turn(STRONG, [F64, torch.complex128]), ids=label)
+@pytest.mark.parametrize("dtype", [F64, torch.complex128], ids=label)
+@pytest.mark.parametrize("rule", STRONG, ids=label)
 def test_strong_arithmetic_is_arithmetic(rule, dtype, monkeypatch):
     """Where there is no zero and all is finite, derivatives with it are the same."""
     if derivative_of(rule, strong_zero=True).bare:
@@ -298,12 +298,11 @@ def test_strong_arithmetic_is_arithmetic(rule, dtype, monkeypatch):
             torch.testing.assert_close(found[1], found[0], equal_nan=True)
 
 
-@pytest.mark.parametrize("rule, dtype", in_turn(ELEMENTWISE, [F64, torch.complex128]), ids=label)
-def test_every_rule_is_right_where_zeros_are_strong(rule, dtype):
-    samples = list(rule.samples(dtype, "cpu"))[:2]
+@TURNS
+@pytest.mark.parametrize("rule", [r for r in STRONG if r.kind == "elementwise"], ids=label)
+def test_every_rule_is_right_where_zeros_are_strong(rule, turn):
     with mg.override(rule, strong_zero=True):
-        if samples:
-            check(rule.probe, samples, checks=(), name=rule.name, gaps=rule.gaps)
+        check(rule.probe, samples(rule, dtype_of(rule, turn))[:2], checks=(), name=rule.name, gaps=rule.gaps)
 
 
 def encoded(x, weight, there):

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
 import torch.autograd.functional as functional
-from helpers.rules import RULES, Call, calls, random_like, without_tangent, zero_if_none
+from helpers.rules import RULES, TURNS, Call, calls, dtype_of, random_like, without_tangent, zero_if_none
 from helpers.thinning import in_turn, label
 from torch.func import jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -216,11 +216,12 @@ def observed(call):
 
 
 @pytest.mark.parametrize("graphs", [False, True], ids=["", "graphs with dual tensors"])
-@pytest.mark.parametrize("rule, dtype", in_turn(RULES, [torch.float64, torch.complex128]), ids=label)
-def test_results_of_rules_are_not_views(rule, dtype, graphs, monkeypatch):
+@TURNS
+@pytest.mark.parametrize("rule", RULES, ids=label)
+def test_results_of_rules_are_not_views(rule, turn, graphs, monkeypatch):
     # once a graph with dual tensors was traced, every call takes the long way
     monkeypatch.setattr("torch_manualgrad.core.internals.functorch._tangents_in_graphs", graphs)
-    for call in calls(rule, dtype):
+    for call in calls(rule, dtype_of(rule, turn)):
         seen = []
         for scope in (nullcontext(), mg.override(rule)):
             with scope, warnings.catch_warnings():

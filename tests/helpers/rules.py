@@ -2,6 +2,7 @@
 
 import warnings
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
@@ -13,6 +14,26 @@ from torch_manualgrad.core.rule import parameters
 from torch_manualgrad.testing.comparison.problem import seed_generators
 
 RULES = list(mg.rules.values())
+DTYPES = [torch.float64, torch.complex128]
+TURNS = pytest.mark.parametrize("turn", [0, pytest.param(1, marks=pytest.mark.slow)])
+
+
+def samples(rule, dtype):
+    """The rule's samples that the operator itself accepts in this dtype."""
+    found = []
+    for sample in rule.samples(dtype, "cpu"):
+        try:
+            rule.aten(*sample.args, **sample.kwargs)
+        except (RuntimeError, NotImplementedError):
+            assert dtype.is_complex, f"{rule.name} refuses its own sample {sample}"
+            continue
+        found.append(sample)
+    return found
+
+
+def dtype_of(rule, turn):
+    """Real and complex in turn, half of the rules in the other order. A rule without complex samples is always real."""
+    return DTYPES[(RULES.index(rule) + turn) % 2] if samples(rule, torch.complex128) else torch.float64
 
 
 def without_tangent(rule):

@@ -188,8 +188,10 @@ def _restore_layouts(graph: fx.GraphModule, layouts: Sequence[Any]) -> None:
         node = outputs[i]
         if not isinstance(like, Tensor) or not isinstance(node, fx.Node):
             continue
+        if _strides(node.meta["val"]) == _strides(like):
+            continue
         order = sorted(range(like.dim()), key=like.stride, reverse=True)
-        if _strides(node.meta["val"]) == _strides(like) or not like.permute(order).is_contiguous():
+        if not like.permute(order).is_contiguous():
             continue
         steps: list[tuple[Any, Any, Any]] = [
             (aten.permute.default, (order,), {}),

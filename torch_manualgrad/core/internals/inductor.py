@@ -191,8 +191,12 @@ def _is_inductors(graph: torch.fx.GraphModule) -> bool:
     """
     from torch._inductor.lowering import fallbacks, lowerings  # importing the compiler is slow
 
+    others = {
+        *fallbacks,
+        torch.ops.aten.median.dim,
+    }  # whose lowering calls PyTorch's on the CPU, with a warning if from C++
     for node in graph.graph.nodes:
-        if isinstance(node.target, OpOverload) and (node.target not in lowerings or node.target in fallbacks):
+        if isinstance(node.target, OpOverload) and (node.target not in lowerings or node.target in others):
             return False
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and value.is_complex():  # computed by PyTorch's operators
