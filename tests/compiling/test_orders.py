@@ -1,11 +1,15 @@
 """Compiled functions next to the functions themselves, in every mode and order and under torch.func."""
 
+import copy
+import types
+import warnings
+
 import pytest
 import torch
 from helpers import modes
 from helpers.programs import PROGRAMS
 from helpers.thinning import in_turn, label
-from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 
 import torch_manualgrad as mg
 from torch_manualgrad.compiling.function import Function
@@ -89,6 +93,15 @@ def energy(x, w):
     return torch.tanh(x @ w).pow(2).sum()
 
 
+EAGER = {"lowering": "eager"}
+
+
+def compiled_in_place():
+    module = Energy()
+    module.compile(backend="manualgrad", options=EAGER)
+    return module
+
+
 TRANSFORMS = {
     "grad": lambda f: grad(f)(X, W),
     "hessian": lambda f: hessian(f)(X, W),
@@ -104,15 +117,38 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.parametrize("name", TRANSFORMS)
-def test_transforms_run_compiled_graphs(name, monkeypatch):
+class Energy(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.tensor(2.0, dtype=torch.float64))
+
+    def forward(self, x, w):
+        return energy(x, w) * self.scale
+
+
+COMPILED = {
+    "mg.compile": lambda: mg.compile(energy, lowering="eager", dynamic=False),
+    "torch.compile": lambda: torch.compile(energy, backend="manualgrad", options=EAGER),
+    "a module": lambda: torch.compile(Energy(), backend="manualgrad", options=EAGER),
+    "a copy": lambda: copy.deepcopy(torch.compile(Energy(), backend="manualgrad", options=EAGER)),
+    "module.compile": compiled_in_place,
+}
+
+
+@pytest.mark.parametrize("compiled, name", in_turn(COMPILED, TRANSFORMS), ids=label)
+def test_transforms_run_compiled_graphs(compiled, name, monkeypatch):
     ran = []
     original = Function.primal
     monkeypatch.setattr(Function, "primal", lambda self, *values: ran.append(self) or original(self, *values))
-    compiled = mg.compile(energy, lowering="eager", dynamic=False)
+    function = COMPILED[compiled]()
     with mg.override():
-        torch.testing.assert_close(TRANSFORMS[name](compiled), TRANSFORMS[name](energy))
-    assert ran
+        expected = TRANSFORMS[name](energy if "compile" in compiled and compiled != "module.compile" else Energy())
+        with warnings.catch_warnings(action="error", category=RuntimeWarning):
+            torch.testing.assert_close(TRANSFORMS[name](function), expected)
+        assert ran
+        ran.clear()
+        function(X, W)  # Dynamo gives functions up that it has refused once
+        assert ran
 
 
 def test_pytrees_and_views_under_a_transform():
@@ -124,8 +160,12 @@ def test_pytrees_and_views_under_a_transform():
     torch.testing.assert_close(found, {"sin": W.sin(), "same": (W, W[:, None])})
 
 
-def test_a_closure_over_a_tensor_of_the_transform():
-    assert torch.equal(grad(lambda x: mg.compile(lambda y: (x * y).sum(), lowering="eager")(x))(X), 2 * X)
+def test_a_closure_over_a_tensor_of_the_transform_runs_uncompiled():
+    def f(x):
+        return mg.compile(lambda y: (x * y).sum(), lowering="eager")(x)
+
+    with pytest.warns(RuntimeWarning, match="reads a tensor of the transform that is not an argument"):
+        assert torch.equal(grad(f)(X), 2 * X)
 
 
 def test_a_function_of_several_graphs_and_random_numbers_run_uncompiled():
@@ -135,10 +175,106 @@ def test_a_function_of_several_graphs_and_random_numbers_run_uncompiled():
         torch._dynamo.graph_break()
         return (y * x).sum()
 
-    torch.testing.assert_close(grad(broken)(X), X.cos() * X + X.sin())
+    with pytest.warns(RuntimeWarning, match="a function runs uncompiled under torch.func"):
+        torch.testing.assert_close(grad(broken)(X), X.cos() * X + X.sin())
+    with warnings.catch_warnings(action="error", category=RuntimeWarning):  # not traced again
+        torch.testing.assert_close(grad(broken)(X), X.cos() * X + X.sin())
     noisy = mg.compile(lambda x: x + torch.rand_like(x), lowering="eager")
-    a, b = vmap(noisy, randomness="different")(torch.zeros(2, 3))
+    with pytest.warns(RuntimeWarning, match="draws random numbers"):
+        a, b = vmap(noisy, randomness="different")(torch.zeros(2, 3))
     assert not torch.equal(a, b)
+    with pytest.raises(Exception, match="graph_break"):
+        grad(mg.compile(lambda x: broken(x), lowering="eager", fullgraph=True))(X)
+
+
+KEPT = []
+
+
+class Sine(torch.nn.Module):
+    """A module that keeps or returns its square in various ways."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.squares, self.calls = way, {}, 0
+
+    def forward(self, x):
+        if self.way == "attribute":
+            self.square = x * x
+        elif self.way == "list":
+            KEPT.append(x * x)
+        elif self.way == "dictionary":
+            self.squares["x"] = x * x
+        elif self.way == "object":
+            return types.SimpleNamespace(sine=x.sin(), square=x * x)
+        elif self.way == "number":
+            self.calls += 1
+        return x.sin()
+
+
+@pytest.mark.parametrize("way", ["attribute", "list", "dictionary", "object", "number"])
+def test_a_function_that_keeps_a_tensor_runs_uncompiled(way):
+    module = Sine(way)
+    compiled = torch.compile(module, backend="manualgrad", options=EAGER)
+    KEPT.clear()
+
+    def f(x):
+        y = compiled(x)
+        if way == "object":
+            return (y.sine + y.square).sum()
+        squares = {
+            "attribute": lambda: module.square,
+            "list": lambda: KEPT[-1],
+            "dictionary": lambda: module.squares["x"],
+        }
+        return (y + squares.get(way, lambda: x * x)()).sum()
+
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always", RuntimeWarning)
+            torch.testing.assert_close(grad(f)(X), X.cos() + 2 * X)
+        assert [w for w in seen if "uncompiled" in str(w.message)] == ([] if way == "number" else seen) and len(
+            KEPT
+        ) < 3
+    assert module.calls == (2 if way == "number" else 0)
+
+
+def network():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Linear(3, 4), torch.nn.LayerNorm(4), torch.nn.Tanh(), torch.nn.Linear(4, 1)
+    ).double()
+
+
+@pytest.mark.parametrize("hooks", [False, True], ids=["", "hooks"])
+def test_parameters_of_a_module_under_a_transform(hooks, monkeypatch):
+    """Gradients per example, and an ensemble."""
+    net = network()
+    if hooks:
+        net.register_forward_hook(lambda module, inputs, output: output * 3)
+    compiled = torch.compile(net, backend="manualgrad", options=EAGER)
+    ran = []
+    original = Function.primal
+    monkeypatch.setattr(Function, "primal", lambda self, *values: ran.append(self) or original(self, *values))
+
+    def results(model):
+        parameters = {n: p.detach() for n, p in model.named_parameters()}
+
+        def loss(parameters, x):
+            return functional_call(model, parameters, (x,)).pow(2).sum()
+
+        several = {n: torch.stack([p, 2 * p]) for n, p in parameters.items()}
+        return (
+            vmap(grad(loss), (None, 0))(parameters, BATCH),
+            vmap(lambda p: functional_call(model, p, (X,)))(several),
+            jvp(lambda p: loss(p, X), (parameters,), (parameters,)),
+        )
+
+    with mg.override(), warnings.catch_warnings(action="error", category=RuntimeWarning):
+        expected, found = results(net), results(compiled)
+    assert ran
+    flat = [[*found[0].values(), found[1], *found[2]], [*expected[0].values(), expected[1], *expected[2]]]
+    for a, b in zip(*flat):
+        torch.testing.assert_close(a, b)
 
 
 def test_errors_of_the_function_are_raised():

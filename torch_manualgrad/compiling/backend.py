@@ -11,12 +11,19 @@ import torch
 from torch import Tensor, fx
 
 from ..core import compile_cache
-from ..core.internals import PLAIN, break_at_autograd_functions, in_functorch, skip_frame, trace_gradients
+from ..core.internals import (
+    PLAIN,
+    break_at_autograd_functions,
+    keeps_values,
+    skip_frame,
+    trace_gradients,
+    wrap_compiled,
+)
 from . import watching
 from .function import Options, lowerings
 from .program import Unsupported
 from .programs import Programs
-from .transforms import call, recorded
+from .transforms import recorded, under_transforms
 
 __all__ = ["backend", "compile"]
 
@@ -52,7 +59,7 @@ def backend(
         wrong = Unsupported("Dynamo of this torch is wrong about the shapes of torch.lstm")
         chosen.report("a function runs uncompiled", wrong)
         skip_frame(str(wrong))
-    programs = Programs(graph, chosen)
+    programs, keeps = Programs(graph, chosen), keeps_values()
 
     def run(*values: Any) -> Any:
         if any(type(v) not in PLAIN for v in values if isinstance(v, Tensor)):
@@ -60,17 +67,14 @@ def backend(
         program, given = programs.of(values)
         if program is None or not program.takes(given):
             return graph(*values)
-        stand_ins = recorded(program, given)
+        stand_ins = recorded(program, given, keeps)
         return program(*given) if stand_ins is None else stand_ins
 
     return run
 
 
 def compile(function: Any = None, /, *, dynamic: bool | None = None, fullgraph: bool = False, **options: Any) -> Any:
-    """``torch.compile`` with derivatives of every order, also under torch.func. Usable as a decorator.
-
-    Under a transform of torch.func, Dynamo is called with stand-ins for the arguments. The function must then be one
-    graph, or it runs uncompiled. Modules, and functions compiled by `torch.compile`, run uncompiled under torch.func.
+    """``torch.compile`` with derivatives of every order. Usable as a decorator.
 
     Args:
         function: a function or module.
@@ -92,16 +96,7 @@ def compile(function: Any = None, /, *, dynamic: bool | None = None, fullgraph: 
     if (lowering := options.get("lowering", "inductor")) not in lowerings:
         raise ValueError(_unknown(lowering))
     chosen = functools.partial(backend, **{"fallback": not fullgraph, **options})
-    made: Any = torch.compile(function, backend=chosen, dynamic=dynamic, fullgraph=fullgraph)
-    if isinstance(function, torch.nn.Module):
-        return made
-    whole: Any = made if fullgraph else torch.compile(function, backend=chosen, dynamic=dynamic, fullgraph=True)
-
-    @functools.wraps(function)
-    def compiled(*args: Any, **kwargs: Any) -> Any:
-        return call(function, whole, args, kwargs) if in_functorch() else made(*args, **kwargs)
-
-    return compiled
+    return torch.compile(function, backend=chosen, dynamic=dynamic, fullgraph=fullgraph)
 
 
 def _unknown(lowering: object) -> str:
@@ -130,6 +125,16 @@ def _report(what: str) -> None:
     warnings.warn(f"torch_manualgrad: {what}, and runs uncompiled", RuntimeWarning, stacklevel=2)
 
 
+def _under_transforms(
+    function: Any, compiled: Callable[..., Any], chosen: Any, fullgraph: bool, as_one_graph: Callable[[Any], Any]
+) -> Callable[..., Any]:
+    """What torch.compile returns, compiled under torch.func too; ``chosen`` is the backend with its options."""
+    given = {**getattr(chosen, "kwargs", {}).get("options", {})}
+    fallback = not fullgraph and given.get("fallback", True)
+    return under_transforms(function, compiled, as_one_graph, Options(fallback=fallback))
+
+
 break_at_autograd_functions(_is_ours, _report)
 trace_gradients(_is_ours)
+wrap_compiled(_is_ours, _under_transforms)
 compile_cache.settle()  # Dynamo is imported now: its guard must be set before the first graph, which it would drop

@@ -1,11 +1,12 @@
-"""The interface of `forward_ad` to calls with a rule for the whole call: their tangents at levels, and their series.
+"""The interface of `forward_ad` to compiled functions, and to calls with a rule for the whole call.
 
-Such a call calls an operator on a list of tensors. At a level it has the operator's jvp. A Taylor series is computed
-from outside: the call is a function of pytrees, which nested ``torch.func.jvp`` differentiates along the curve.
+Such a call calls an operator on a list of tensors. At a level it has the operator's jvp. A Taylor series is computed from
+outside: the call is a function of pytrees, which nested ``torch.func.jvp`` differentiates along the curve.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from .internals import own_levels_are_open, pytree
 
-__all__ = ["Series", "apart_from_levels", "has_series", "hooks", "is_in_forward_ad", "jvps", "of_series"]
+__all__ = ["Series", "apart_from_levels", "compilers", "has_series", "hooks", "is_in_forward_ad", "jvps", "of_series"]
 
 
 class Series:
@@ -28,6 +29,11 @@ class _Hooks:
 
 
 hooks = _Hooks()
+
+#: For compiled functions: compiles a transform in the same way, ``compile(lambda f: laplacian(f, batch_dims=1), key)``. Its
+#: code is used again for the same key.
+compilers: weakref.WeakKeyDictionary[Callable[..., Any], Callable[[Callable[..., Any], Any], Callable[..., Any]]]
+compilers = weakref.WeakKeyDictionary()
 
 #: ``(values, outputs, tangents) -> tangents of the outputs``, by the name of an operator.
 jvps: dict[str, Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any]]] = {}

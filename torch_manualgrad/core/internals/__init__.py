@@ -57,11 +57,14 @@ from .dynamo import (
     is_dynamo_at_work,
     is_exporting,
     is_node_open,
+    keeps_values,
     pytree,
+    runs_eagerly,
     skip_frame,
     skipped_by_dynamo,
     trace_gradients,
     traced_with_graph,
+    wrap_compiled,
     wrapped_attributes,
 )
 from .functorch import (
@@ -111,6 +114,7 @@ from .functorch import (
     unwrap_if_dead,
     vmap_call,
     with_level_moved,
+    with_tensors,
 )
 from .inductor import (
     HigherOrderOperator,
@@ -304,6 +308,7 @@ __all__ = [
     "jagged_result",
     "jagged_structure",
     "jagged_view",
+    "keeps_values",
     "known_lengths",
     "layers",
     "level_in_node",
@@ -343,6 +348,7 @@ __all__ = [
     "release",
     "rename",
     "replace_jagged_attention",
+    "runs_eagerly",
     "saved_hooks_allowed",
     "saved_hooks_here",
     "saved_tensors_are_hooked",
@@ -379,6 +385,8 @@ __all__ = [
     "version_of",
     "vmap_call",
     "with_level_moved",
+    "with_tensors",
     "without_first_call",
+    "wrap_compiled",
     "wrapped_attributes",
 ]

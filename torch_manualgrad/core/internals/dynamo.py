@@ -29,11 +29,14 @@ __all__ = [
     "is_dynamo_at_work",
     "is_exporting",
     "is_node_open",
+    "keeps_values",
     "pytree",
+    "runs_eagerly",
     "skip_frame",
     "skipped_by_dynamo",
     "trace_gradients",
     "traced_with_graph",
+    "wrap_compiled",
     "wrapped_attributes",
 ]
 
@@ -148,6 +151,66 @@ def trace_gradients(is_ours: Callable[[Any], bool]) -> None:
         OutputGraph._check_requires_grad_intermediate_outputs = check_outputs  # type: ignore[method-assign,assignment]
 
 
+def wrap_compiled(is_ours: Callable[[Any], bool], wrap: Callable[..., Callable[..., Any]]) -> None:
+    """Wrap each function that torch.compile returns from now on, and the forward of each module.
+
+    Args:
+        is_ours: whether it is compiled by this backend.
+        wrap: called with the function, the compiled function, the backend, ``fullgraph``, and a function that compiles another
+            one in the same way as one graph.
+    """
+    from torch._dynamo.eval_frame import OptimizeContext  # importing the compiler is slow
+
+    original: Any = OptimizeContext.__call__
+    if hasattr(original, "of_torch_manualgrad"):
+        return
+
+    @functools.wraps(original)
+    def compile(self: Any, function: Any) -> Any:
+        made = original(self, function)
+        backend = _given(self.callback)
+        if not inspect.isfunction(made) or not is_ours(_innermost(backend)):
+            return made
+
+        def as_one_graph(function: Any) -> Any:
+            return torch.compile(function, backend=backend, dynamic=self._dynamic, fullgraph=True)
+
+        wrapped: Any = wrap(function, made, backend, self.fullgraph, as_one_graph)
+        wrapped._torchdynamo_wrapper_id = id(wrapped)  # Dynamo may take it for its own wrapper
+        return wrapped
+
+    compile.of_torch_manualgrad = True  # type: ignore[attr-defined]
+    OptimizeContext.__call__ = compile  # type: ignore[method-assign,assignment]
+
+
+def keeps_values() -> bool:
+    """Whether the function of the graph that Dynamo has just made stores values, other than constants, in existing objects.
+
+    For a backend.
+    """
+    from torch._dynamo.symbolic_convert import tls  # importing the compiler is slow
+    from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew  # importing the compiler is slow
+    from torch._dynamo.variables.torch_function import TorchFunctionModeStackVariable  # importing the compiler is slow
+
+    translator: Any = getattr(tls, "current_tx", None)
+    if translator is None:  # the backend is called by hand
+        return False
+    effects = translator.output.side_effects
+    for v in effects.id_to_variable.values():
+        is_new = isinstance(v.mutation_type, (AttributeMutationNew, ValueMutationNew))
+        if effects.is_modified(v) and not is_new and not isinstance(v, TorchFunctionModeStackVariable):
+            attributes = effects.store_attr_mutations.get(v)
+            if not attributes or not all(x.is_python_constant() for x in attributes.values()):
+                return True
+    return False
+
+
+def runs_eagerly() -> bool:
+    """Whether calls of compiled functions run eagerly here: the stance "force_eager"."""
+    frames: Any = sys.modules.get("torch._dynamo.eval_frame")
+    return frames is not None and frames._stance.stance == "force_eager"
+
+
 def skip_frame(reason: str) -> NoReturn:
     """Make Dynamo drop its trace of a function, which runs uncompiled; for a backend."""
     from torch._dynamo.exc import SkipFrame  # importing the compiler is slow
@@ -238,10 +301,17 @@ def graph_breaks() -> dict[str, int]:
     return dict(sys.modules["torch._dynamo"].utils.counters["graph_break"])
 
 
+def _given(callback: Any) -> Any:
+    """The backend, with its options, that a callback of Dynamo calls."""
+    while hasattr(callback, "_torchdynamo_orig_backend"):
+        callback = callback._torchdynamo_orig_backend
+    return callback
+
+
 def _innermost(backend: Any) -> Any:
     """A backend without the wrappers of torch.compile."""
-    while (inner := getattr(backend, "compiler_fn", getattr(backend, "_torchdynamo_orig_backend", None))) is not None:
-        backend = inner
+    while hasattr(backend := _given(backend), "compiler_fn"):
+        backend = backend.compiler_fn
     return backend
 
 

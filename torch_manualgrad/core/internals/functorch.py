@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -72,6 +72,7 @@ __all__ = [
     "unwrap_if_dead",
     "vmap_call",
     "with_level_moved",
+    "with_tensors",
 ]
 
 
@@ -543,3 +544,8 @@ def vmap_call(rule: Callable[..., tuple[Any, Any]], op: Callable[..., Any], valu
     """
     interpreter: Any = retrieve_current_functorch_interpreter()
     return custom_function_call_vmap_helper(interpreter, rule, op, *values)
+
+
+def with_tensors(module: torch.nn.Module, tensors: dict[str, Tensor]) -> AbstractContextManager[None]:
+    """Context manager: some parameters and buffers of a module, by name, are replaced by these tensors."""
+    return torch.nn.utils.stateless._reparametrize_module(module, tensors)

@@ -13,6 +13,7 @@ from torch_manualgrad.arguments import ArgumentError, checked
 from torch_manualgrad.core.internals import pytree
 
 from .arguments import ORDERS, check_like, check_numbers, check_order
+from .compiled import called_as_f_is
 from .examples import first_examples
 from .tensor import Space
 from .trace import is_tensor
@@ -21,6 +22,7 @@ __all__ = ["directional", "jet", "series_of", "start"]
 
 
 @checked
+@called_as_f_is
 def jet(f: Callable[..., Any], primals: Sequence[Tensor], series: Sequence[Sequence[Tensor | None]]) -> tuple[Any, Any]:
     """The derivatives of ``f`` along a curve, given those of the curve.
 
@@ -93,6 +95,7 @@ def _terms(y: list[Any]) -> list[Tensor]:
 
 
 @checked
+@called_as_f_is
 def directional(f: Callable[[Tensor], Any], x: Tensor, v: Tensor, order: int) -> Any:
     """The derivatives of ``f`` at ``x`` along the straight line in direction ``v``, from the first to the given order.
 

@@ -23,6 +23,7 @@ from torch_manualgrad.arguments import ArgumentError, checked, named
 from torch_manualgrad.core.internals import pytree, values_readable
 
 from .arguments import check_at_least, check_batch_dims, check_like, check_numbers
+from .compiled import compiled_if_f_is
 from .curves import series_of, start
 from .rows import RowSpace, densified
 from .tensor import Space
@@ -32,6 +33,7 @@ __all__ = ["biharmonic", "ggn_vp", "hessian_diagonal", "hvp", "laplacian", "weig
 
 
 @checked
+@compiled_if_f_is
 def laplacian(
     f: Callable[..., Any], *, batch_dims: int = 0, block_dim: int | None = None, with_jacobian: bool = False
 ) -> Callable[..., Any]:
@@ -58,6 +60,7 @@ def laplacian(
             chooses among them.
     """
     check_at_least("laplacian: batch_dims", batch_dims, 0)
+    batch_of = _batch_of("laplacian", batch_dims)
 
     @named("laplacian")
     def of(x: Tensor, *others: Any) -> Any:
@@ -73,7 +76,7 @@ def laplacian(
         several = block_dim is not None and x.shape[first] > 1
         seeds = _seeds(x, [*same, first] if several else same)
         space = RowSpace(x, first, len(seeds)) if several else Space(2, len(seeds))
-        space.batch_of = _batch_of("laplacian", batch_dims)
+        space.batch_of = batch_of
         outputs, tree, sums = _collapsed(f, x, others, seeds, space, batch_dims)
         if not with_jacobian:
             return sums
@@ -95,6 +98,7 @@ def _jacobian(value: Tensor, term: Tensor | None, event: Sequence[int], first: i
 
 
 @checked
+@compiled_if_f_is
 def weighted_laplacian(f: Callable[..., Any], weight: Tensor, *, batch_dims: int = 0) -> Callable[..., Any]:
     """The trace of $W H$, with $H$ the Hessian of ``f`` in its first argument: the sum of $W[i, j] H[i, j]$.
 
@@ -115,6 +119,7 @@ def weighted_laplacian(f: Callable[..., Any], weight: Tensor, *, batch_dims: int
     if weight.ndim == 2 and values_readable([weight]) and not weight.isfinite().all():
         raise ArgumentError("weighted_laplacian: weight: expected finite numbers in a matrix, got inf or nan")
     check_at_least("weighted_laplacian: batch_dims", batch_dims, 0)
+    batch_of = _batch_of("weighted_laplacian", batch_dims)
 
     @named("weighted_laplacian")
     def of(x: Tensor, *others: Any) -> Any:
@@ -131,13 +136,14 @@ def weighted_laplacian(f: Callable[..., Any], weight: Tensor, *, batch_dims: int
             weights, vectors = torch.linalg.eigh(symmetric.to(x.dtype))
             seeds = _seeds(x, range(batch_dims), vectors.mT)
         space = Space(2, n, weights)
-        space.batch_of = _batch_of("weighted_laplacian", batch_dims)
+        space.batch_of = batch_of
         return _collapsed(f, x, others, seeds, space, batch_dims)[2]
 
     return of
 
 
 @checked
+@compiled_if_f_is
 def biharmonic(f: Callable[..., Any], *, batch_dims: int = 0) -> Callable[..., Any]:
     """The Laplacian of the Laplacian of ``f``; arguments, result and errors as in `laplacian`."""
     check_at_least("biharmonic: batch_dims", batch_dims, 0)
@@ -145,6 +151,7 @@ def biharmonic(f: Callable[..., Any], *, batch_dims: int = 0) -> Callable[..., A
 
 
 @checked
+@compiled_if_f_is
 def hessian_diagonal(f: Callable[..., Any], *, batch_dims: int = 0) -> Callable[..., Any]:
     """The second derivatives of ``f`` in each entry of its first argument.
 
@@ -160,6 +167,7 @@ def hessian_diagonal(f: Callable[..., Any], *, batch_dims: int = 0) -> Callable[
         TypeError, ValueError: as in `laplacian`.
     """
     check_at_least("hessian_diagonal: batch_dims", batch_dims, 0)
+    batch_of = _batch_of("hessian_diagonal", batch_dims)
 
     @named("hessian_diagonal")
     def of(x: Tensor, *others: Any) -> Any:
@@ -168,7 +176,7 @@ def hessian_diagonal(f: Callable[..., Any], *, batch_dims: int = 0) -> Callable[
 
         def second(v: Tensor) -> list[Any]:
             space = Space(2)
-            space.batch_of = _batch_of("hessian_diagonal", batch_dims)
+            space.batch_of = batch_of
             found = series_of(space, lambda y: f(y, *others), (x,), ([v, None],), batch_dims)[1]
             flat, tree = pytree.tree_flatten(found, is_leaf=lambda y: isinstance(y, list))
             trees[:] = [tree]
