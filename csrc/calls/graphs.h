@@ -1,5 +1,5 @@
 // Calls of compiled functions: the node, its saved tensors, and the choice of the graph that its backward runs. Python
-// compiles the graphs, derives the rules (torch_manualgrad/compiling) and runs one graph at a time.
+// compiles the graphs and derives the rules (torch_manualgrad/compiling). It also runs those whose code is in Python.
 #pragma once
 
 #include "guarded.h"
@@ -15,19 +15,35 @@
 #include <c10/core/SafePyObject.h>
 #include <c10/core/impl/PyInterpreterHooks.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
+#include <torch/csrc/inductor/aoti_torch/tensor_converter.h>
 #include <torch/library.h>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <unordered_map>
 
+// Python's, without its headers.
+extern "C" {
+int PyGILState_Ensure();
+void PyGILState_Release(int);
+}
+
 namespace manualgrad {
 
+// Inductor's code. It takes ownership of the arguments, and gives that of the results. It must be called with Python's
+// lock, and runs without it.
+using Code = void (*)(AtenTensorHandle* arguments, AtenTensorHandle* results);
+
 struct Graph {
+  Graph(int64_t n, std::vector<std::vector<int64_t>> s, std::vector<c10::ScalarType> d, std::vector<bool> v)
+      : number(n), strides(std::move(s)), dtypes(std::move(d)), views(std::move(v)) {}
+
   const int64_t number;
-  std::vector<std::vector<int64_t>> strides;  // of its arguments
-  std::vector<c10::ScalarType> dtypes;        // of them
-  std::vector<bool> views;                    // results that may share memory with an argument
+  const std::vector<std::vector<int64_t>> strides;  // of its arguments
+  const std::vector<c10::ScalarType> dtypes;        // of them
+  const std::vector<bool> views;                    // results that may share memory with an argument
+  mutable std::atomic<Code> code{nullptr};          // null: Python runs the graph
 };
 using GraphPointer = std::shared_ptr<const Graph>;
 
@@ -116,12 +132,23 @@ inline void share_all_versions(at::TensorList results, at::TensorList values) {
   }
 }
 
+inline variable_list run_code(Code code, const variable_list& arguments, size_t results) {
+  const struct Lock {
+    int state = PyGILState_Ensure();
+    ~Lock() { PyGILState_Release(state); }
+  } lock;
+  auto given = torch::aot_inductor::unsafe_alloc_new_handles_from_tensors(arguments);
+  std::vector<AtenTensorHandle> found(results);
+  code(given.data(), found.data());
+  return torch::aot_inductor::alloc_tensors_by_stealing_from_handles(found.data(), found.size());
+}
+
 // Runs a graph without tracking.
 inline variable_list run_graph(const Graph& graph, const variable_list& values) {
   TORCH_CHECK(values.size() == graph.strides.size(), "torch_manualgrad: a compiled graph has ", graph.strides.size(),
               " arguments, got ", values.size());
   const at::AutoDispatchBelowADInplaceOrView guard;
-  c10::List<at::Tensor> given;
+  variable_list given;
   given.reserve(values.size());
   for (size_t i = 0; i < values.size(); ++i) {
     const at::Tensor& x = values[i];
@@ -130,8 +157,13 @@ inline variable_list run_graph(const Graph& graph, const variable_list& values) 
     const bool fits = x.strides() == strides && x.scalar_type() == dtype;
     given.push_back(fits ? x : at::empty_strided(x.sizes(), strides, x.options().dtype(dtype)).copy_(x));
   }
-  static const PythonOp run("manualgrad_calls::run_graph");
-  auto results = run({graph.number, std::move(given)}).toTensorVector();
+  variable_list results;
+  if (const Code code = graph.code.load(std::memory_order_acquire)) {
+    results = run_code(code, given, graph.views.size());
+  } else {
+    static const PythonOp run("manualgrad_calls::run_graph");
+    results = run({graph.number, c10::List<at::Tensor>(given)}).toTensorVector();
+  }
   share_all_versions(results, values);
   return results;
 }
@@ -439,9 +471,20 @@ MANUALGRAD_API int64_t manualgrad_calls_graph_define(int64_t number, const int64
       one = given.list();
       dtypes.push_back(static_cast<c10::ScalarType>(given.one()));
     }
-    const auto made = std::make_shared<const Graph>(Graph{number, std::move(strides), std::move(dtypes), given.bits()});
+    const auto made = std::make_shared<const Graph>(number, std::move(strides), std::move(dtypes), given.bits());
     const std::lock_guard<std::mutex> lock(recordings_mutex);
     graphs[number] = made;
+    return 0;
+  });
+}
+
+// Lets a graph run by this code from now on.
+MANUALGRAD_API int64_t manualgrad_calls_graph_code(int64_t number, void* code) {
+  using namespace manualgrad;
+  return guarded([&]() -> int64_t {
+    const auto graph = found_in(graphs, number);
+    TORCH_CHECK(graph, "there is no compiled graph ", number);
+    graph->code.store(reinterpret_cast<Code>(code), std::memory_order_release);
     return 0;
   });
 }

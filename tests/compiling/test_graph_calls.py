@@ -10,6 +10,8 @@ import torch
 
 import torch_manualgrad as mg
 from torch_manualgrad.compiling import calls
+from torch_manualgrad.core.internals import FakeTensorMode, traced
+from torch_manualgrad.core.rule import reached
 
 pytestmark = pytest.mark.skipif(calls.served is None, reason="there is no library of calls for this torch")
 
@@ -61,6 +63,60 @@ def test_python_serves_none_of_the_backwards_of_a_training_step():
     found = steps(g, x, w)
     assert served() == (made + 4, left)  # the function, its backward, and the backwards of both
     same(found, steps(f, x, w))
+
+
+@pytest.mark.skipif(not reached("2.13"), reason="kernels are called from Python with older versions")
+def test_inductors_code_runs_without_python(monkeypatch):
+    """On several threads, with arguments of other strides, and with results that are an argument or each other."""
+    g = compiled(lambda x, w: (f(x, w), x, x.sin(), x.sin()), lowering="inductor")
+    plain = lambda x, w: (f(x, w), x, x.sin(), x.sin())  # noqa: E731
+
+    def total(function):
+        return lambda x, w: torch.cat([y.reshape(-1) for y in function(x, w)])
+
+    x, w = torch.randn(3, 4, dtype=torch.float64).t(), torch.randn(6, 5, dtype=torch.float64)[::2]
+    for _ in range(3):
+        steps(total(g), points(4, 3), points(3, 5))
+        steps(total(g), x.detach().requires_grad_(), w.detach().requires_grad_())
+    ran = [n for n, graph in calls.functions.items() if n in calls.run and graph.options.lowering == "inductor"]
+    assert len(ran) >= 4
+
+    def refuse(values):
+        raise AssertionError("Python runs a graph")
+
+    monkeypatch.setattr(calls, "run", dict.fromkeys(ran, refuse))
+    expected, failures = steps(total(plain), x.requires_grad_(), w.requires_grad_()), []
+
+    def work():
+        try:
+            for _ in range(20):
+                same(steps(total(g), x.detach().requires_grad_(), w.detach().requires_grad_()), expected)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_inductors_code_frees_what_it_is_given():
+    g = compiled(f, lowering="inductor")
+    for _ in range(3):
+        g(points(4, 3), points(3, 5))
+    x, w = points(4, 3), points(3, 5)
+    y = g(x, w)
+    freed = [weakref.ref(t.untyped_storage()) for t in (x.detach(), w.detach(), y.detach())]
+    alive = [weakref.ref(t) for t in (x, w, y)]
+    uses = [t._use_count() for t in (x, w)]
+    del y
+    gc.collect()
+    assert [t._use_count() for t in (x, w)] < uses
+    del x, w
+    gc.collect()
+    assert not any(r() for r in [*alive, *freed])
 
 
 def test_values_at_other_strides():
@@ -252,6 +308,21 @@ def test_threads_that_ask_for_one_derivative_at_once():
             for thread in threads:
                 thread.join()
     assert not failures
+
+
+def test_calls_while_another_thread_traces():
+    g, found, mode = compiled(lambda x: x.sin()), [], FakeTensorMode()
+    x = points(3)
+    g(x)
+
+    def function(y):
+        thread = threading.Thread(target=lambda: found.append(g(x)))
+        thread.start()
+        thread.join()
+        return [y.cos()]
+
+    traced(function, [mode.from_tensor(torch.ones(3))], mode, decompose={})
+    same(found, [x.sin()])
 
 
 def test_a_hook_that_gives_saved_tensors_another_dtype():

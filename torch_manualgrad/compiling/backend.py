@@ -14,6 +14,7 @@ from ..core import compile_cache
 from ..core.internals import (
     PLAIN,
     break_at_autograd_functions,
+    hide_traces_from_other_threads,
     keeps_values,
     skip_frame,
     trace_gradients,
@@ -136,5 +137,6 @@ def _under_transforms(
 
 break_at_autograd_functions(_is_ours, _report)
 trace_gradients(_is_ours)
+hide_traces_from_other_threads()
 wrap_compiled(_is_ours, _under_transforms)
 compile_cache.settle()  # Dynamo is imported now: its guard must be set before the first graph, which it would drop

@@ -1,7 +1,7 @@
-"""Calls of compiled functions in C++; only the compiled graphs run in Python: csrc/calls/graphs.h.
+"""Calls of compiled functions in C++: csrc/calls/graphs.h.
 
 For each function the library has the strides of its arguments; for each derivative, the saved tensors and the graph of
-the backward. It makes autograd's nodes, and calls Python for each graph that runs. Calls with open sizes, dual numbers,
+the backward. It makes autograd's nodes, and calls inductor's C++ code, or Python for a graph without it. Calls with open sizes, dual numbers,
 transforms or autocast stay in Python, and so do all calls without the library.
 """
 
@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from ..core.engine.node import function_name, pull_back
-from ..core.internals import skipped_by_dynamo
+from ..core.internals import code_in_cpp, skipped_by_dynamo
 from ..core.libraries import calls_library, checked
 
-__all__ = ["functions", "note_function", "note_rule", "numbers", "run", "served", "share_versions"]
+__all__ = ["functions", "note_function", "note_rule", "note_run", "numbers", "run", "served", "share_versions"]
 
 numbers = itertools.count(1)  # of functions and of their derivatives
 functions: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # `function.Function`, by number
@@ -69,6 +69,13 @@ def note_function(function: Any) -> bool:
     checked(calls_library.manualgrad_calls_graph_define(ctypes.c_int64(function.number), given))
     weakref.finalize(function, _drop, function.number)
     return True
+
+
+def note_run(number: int, compiled: Callable[[list[Any]], Sequence[Any]]) -> None:
+    """Tell the library how to run a function that it serves, once it is compiled."""
+    run[number] = compiled
+    if code := code_in_cpp(compiled):
+        checked(calls_library.manualgrad_calls_graph_code(ctypes.c_int64(number), ctypes.c_void_p(code)))
 
 
 def note_rule(derivative: Any) -> int:

@@ -175,7 +175,7 @@ class Function:
             outputs = run(values)
             self._run = without_first_call(run)
             if self.is_served:
-                calls.run[self.number] = self._run
+                calls.note_run(self.number, self._run)
             return outputs
 
         return first

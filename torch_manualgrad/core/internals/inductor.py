@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
+import inspect
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,8 +25,10 @@ __all__ = [
     "OpOverload",
     "checkpoint_policy",
     "checkpointed_region",
+    "code_in_cpp",
     "compiled",
     "compiler_lock",
+    "hide_traces_from_other_threads",
     "in_clean_state",
     "inductors",
     "outside_of_transforms",
@@ -100,6 +105,40 @@ def outside_of_transforms() -> Iterator[None]:
         yield
 
 
+_tracing: set[int] = set()  # threads
+
+
+def hide_traces_from_other_threads() -> None:
+    """Let functions that are compiled from now on run while another thread is inside of `traced` or `compiled`.
+
+    PyTorch's flag is for all threads, and a compiled function raises where it is set.
+    """
+    fx: Any = torch.fx._symbolic_trace
+    is_tracing = fx.is_fx_symbolic_tracing
+    if hasattr(is_tracing, "of_torch_manualgrad"):
+        return
+
+    @functools.wraps(is_tracing)
+    def is_tracing_here() -> bool:
+        return is_tracing() and (not _tracing or threading.get_ident() in _tracing)
+
+    is_tracing_here.of_torch_manualgrad = True  # type: ignore[attr-defined]
+    fx.is_fx_symbolic_tracing = is_tracing_here
+
+
+@contextlib.contextmanager
+def _tracing_here() -> Iterator[None]:
+    """A block in which this thread traces."""
+    thread = threading.get_ident()
+    nested = thread in _tracing
+    _tracing.add(thread)
+    try:
+        yield
+    finally:
+        if not nested:
+            _tracing.discard(thread)
+
+
 def traced(
     function: Callable[..., Any],
     fakes: Sequence[Any],
@@ -128,7 +167,8 @@ def traced(
 
         table = {**select_decomp_table(), **decompose}
     # PyTorch has operators on open sizes only in Python
-    with mode, enable_python_dispatcher() if composites or mode.shape_env is not None else contextlib.nullcontext():
+    in_python = composites or mode.shape_env is not None
+    with mode, enable_python_dispatcher() if in_python else contextlib.nullcontext(), _tracing_here():
         graph = make_fx(function, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
     return _with_dtypes_of_attention(graph)
 
@@ -180,6 +220,7 @@ def compiled(
         torch.no_grad(),
         config.patch(cpp_wrapper=in_cpp),  # read by the parts of inductor that the argument does not reach
         _writes_in_order(),
+        _tracing_here(),  # inductor's patterns
     ):
         return compile_fx_inner(graph, fakes, is_inference=True, cpp_wrapper=in_cpp)
 
@@ -243,3 +284,23 @@ def inductors(name: str) -> Callable[..., Any]:
 def without_first_call(run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
     """The function inside of a graph from `compiled`, without the work around it that its first call needs."""
     return getattr(run, "current_callable", None) or run
+
+
+def code_in_cpp(run: Callable[[list[Any]], Sequence[Any]]) -> int | None:
+    """The address of inductor's C++ code for a graph, from `without_first_call`; None if Python is needed to call it.
+
+    The code is ``void inductor_entry_impl(AtenTensorHandle*, AtenTensorHandle*)``.
+    """
+    around: Any = getattr(run, "__code__", None)
+    if around is None or around.co_freevars != ("f",) or "input_handles" not in around.co_varnames:
+        return None
+    if (
+        "constants_tensor" in around.co_varnames or "item" in around.co_names
+    ):  # more arguments, or results that are numbers
+        return None
+    module: Any = getattr(inspect.getclosurevars(run).nonlocals["f"], "__self__", None)
+    try:
+        function = ctypes.CDLL(module.__file__)["_Z19inductor_entry_implPP16AtenTensorOpaqueS1_"]
+    except (AttributeError, OSError):
+        return None
+    return ctypes.cast(function, ctypes.c_void_p).value
