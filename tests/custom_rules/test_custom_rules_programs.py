@@ -663,3 +663,30 @@ def test_a_result_with_tensors_that_is_no_pytree_is_refused():
     f.defvjp(lambda x: (torch.distributions.Normal(x, 1.0), None), lambda _, g: (None,))
     with pytest.raises(TypeError, match="the result of .* would lose its derivative"):
         f(random(3).requires_grad_())
+
+
+@pytest.mark.parametrize("kind", ["custom_vjp", "custom_jvp"])
+def test_a_write_to_a_differentiated_argument_raises(kind):
+    f = getattr(mg, kind)(lambda value, state: value.mul_(2) + state.add_(1))
+    if kind == "custom_vjp":
+        f.defvjp(lambda x, s: (f(x, s), None), lambda _, g: (2 * g, None))
+    else:
+        f.defjvp(lambda primals, tangents: (f(*primals), 2 * tangents[0]))
+    state = torch.zeros_like(X)
+    of_copy = lambda x: f(x * 1, state.clone())  # noqa: E731
+    gradient = grad(lambda x: of_copy(x).sum())
+    pushed = lambda x: jvp(of_copy, (x,), (x,))  # noqa: E731
+    batch = torch.stack([X, Y])
+    calls = [
+        lambda: of_copy(X.clone().requires_grad_()),
+        lambda: gradient(X),
+        lambda: pushed(X),
+        lambda: vmap(gradient)(batch),
+    ]
+    for call in (*calls, lambda: grad(lambda x: vmap(of_copy)(x).sum())(batch)):
+        with pytest.raises(RuntimeError, match="writes to its argument value, of shape .3., which is differentiated"):
+            call()
+    g = mg.custom_vjp(lambda x, state: 2 * x + 0 * state.add_(1))  # an argument that is not differentiated may change
+    g.defvjp(lambda x, s: (g(x, s), None), lambda _, g: (2 * g, None))
+    close(grad(lambda x: g(x, state).sum())(X), 2 * torch.ones_like(X))
+    assert state.eq(1).all()

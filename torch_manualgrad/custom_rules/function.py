@@ -21,6 +21,8 @@ from ..core.internals import (
     only_autograd,
     own_levels_are_open,
     pytree,
+    value_of,
+    version_of,
     wrapped_attributes,
 )
 from ..programs.functions import Values, in_this_autocast
@@ -84,6 +86,7 @@ class Call(Program):
         self.arguments = Tree(diff)
         self.arguments.release()
         self.tensor_names = [name for name, a in zip(names, diff) for _ in Tree(a).tensors]
+        self.differentiated: Sequence[int] = ()  # the places of tensors that must not be written to
         self.out: Tree | None = None
         self.random: RandomState | None = None
         self._count = len(args)
@@ -119,8 +122,15 @@ class Call(Program):
     def first(self, function: Callable[..., Any], what: str, tensors: Values) -> Any:
         """Call the function with these tensors for the first time: later calls draw the same random numbers."""
         random = RandomState(tensors, what)
+        versions = [(i, x := value_of(tensors[i]), version_of(x)) for i in self.differentiated]
         with random.seen(), Watch(what, self._known, self.function.advice):
             result = function(*self.at(tensors))
+        for i, x, version in versions:
+            if version_of(x) != version:
+                raise RuntimeError(
+                    f"{what} writes to its argument {self.tensor_names[i]}, of shape {list(tensors[i].shape)}, which is differentiated: the "
+                    "rule is for the value before. Write to a copy"
+                )
         self.random = random
         return result
 
@@ -252,6 +262,7 @@ class CustomFunction:
             with Watch(self.name, known, self.advice):
                 return self.fun(*values)
         made = self._made(diff, values, known)
+        made.differentiated = [i for i, x in enumerate(tensors) if is_differentiated(x)]
         found = call(made, tensors)
         made.forget()
         return made.result.join(found)
