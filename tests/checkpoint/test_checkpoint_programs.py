@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import gc
+import pickle
 import weakref
 
 import pytest
@@ -508,6 +510,66 @@ def test_a_write_to_an_argument_raises():
     x, b = random(3).requires_grad_(), torch.zeros(3, dtype=torch.float64)
     with pytest.raises(RuntimeError, match="writes to tensor 1 of its arguments"):
         checkpoint(lambda x, b: x * b.add_(1))(x, b)
+
+
+def test_a_write_to_an_argument_raises_under_transforms():
+    writes = checkpoint(lambda x, b: x * b.add_(1))
+    transformed = grad(lambda x, b: writes(x, b.clone()).sum())
+    for f, args in ((transformed, (random(3), random(3))), (vmap(transformed), (random(2, 3), random(2, 3)))):
+        with pytest.raises(RuntimeError, match="writes to tensor 1 of its arguments"):
+            f(*args)
+
+
+def test_a_compiled_function_of_dual_numbers_leaves_no_trace():
+    compiled = torch.compile(torch.sin, backend="manualgrad", options={"lowering": "eager"})
+    with torch.autograd.forward_ad.dual_level():
+        compiled(torch.autograd.forward_ad.make_dual(random(3), random(3)))
+    x = random(3).requires_grad_()
+    f = checkpoint(lambda x: torch.autograd.grad((x**3).sum(), x, create_graph=True)[0])
+    close(torch.autograd.grad(f(x).sum(), x)[0], 6 * x)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.Linear(3, 3, dtype=F64)
+        self.of_module, self.of_method = checkpoint(self.cell), checkpoint(self.step)
+
+    def step(self, x):
+        return self.cell(x).sin()
+
+    def forward(self, x):
+        return self.of_method(x) + self.of_module(x)
+
+
+@checkpoint
+def decorated(x):
+    return x.sin()
+
+
+@pytest.mark.parametrize("made", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "pickle"])
+def test_copies_of_a_module_have_their_own_parameters(made):
+    assert made(decorated) is decorated
+    model = Checkpointed()
+    other = made(model)
+    with torch.no_grad():
+        other.cell.weight.mul_(2)
+    y = other.cell(X)
+    close(other(X), y + y.sin())
+    other(X).sum().backward()
+    assert model.cell.weight.grad is None and other.cell.weight.grad is not None
+
+
+def test_a_decorated_method():
+    class Cell(nn.Module):
+        scale = 2
+
+        @checkpoint
+        def forward(self, x):
+            return self.scale * x.sin()
+
+    x = X.clone().requires_grad_()
+    close(torch.autograd.grad(Cell()(x).sum(), x)[0], 2 * X.cos())
 
 
 def test_a_leaf_that_the_function_makes():

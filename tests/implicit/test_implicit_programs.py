@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 
 import pytest
 import torch
@@ -314,3 +316,59 @@ def test_a_solver_that_differentiates_inside_of_a_dual_level():
         dual = torch.autograd.forward_ad.make_dual(a, torch.ones_like(a))
         x = root(lambda x, a: x**3 - a, newton_forward)(ONE, dual)
         close(torch.autograd.forward_ad.unpack_dual(x).tangent, a ** (-2 / 3) / 3)
+
+
+class Equilibrium(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.full((3,), 0.5, dtype=F64))
+        self.solve = fixed_point(self.step, rtol=1e-12)
+
+    def step(self, z, u):
+        return (self.scale * z).cos() + u
+
+
+def image(x, a):
+    return (x + a / x) / 2
+
+
+def square(x, a):
+    return x**2 - a
+
+
+def distance(x, a):
+    return ((x - a) ** 2).sum()
+
+
+def answer(f, x, a):
+    return a.sqrt()
+
+
+def nearest(f, x, a):
+    return a.clone()
+
+
+@pytest.mark.parametrize("made", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "pickle"])
+def test_copies(made):
+    a = torch.tensor([0.7, 1.3], dtype=F64)
+    for f in (fixed_point(image), root(square, answer, on_failure="raise"), minimize(distance, nearest)):
+        close(made(f)(torch.ones_like(a), a), f(torch.ones_like(a), a))
+    model = Equilibrium()
+    other = made(model)
+    other.scale.fill_(0.25)
+    z = other.solve(torch.zeros(3, dtype=F64), torch.ones(3, dtype=F64))
+    close(z, (0.25 * z).cos() + 1)
+
+
+def test_a_solver_may_write_to_its_start():
+    def solver(f, x, a):
+        for _ in range(60):
+            x -= f(x, a) / (2 * x)
+        return x
+
+    a = torch.tensor([0.7, 1.3], dtype=F64)
+    solve = root(square, solver)
+    start = torch.ones_like(a)
+    close(solve(start, a), a.sqrt())
+    assert start.eq(1).all()
+    close(grad(lambda a: solve(a, a).sum())(a), 0.5 / a.sqrt())

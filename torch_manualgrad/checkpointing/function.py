@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from ..arguments import described
 from ..core.captures import HiddenTensorError, Watch, as_of_now, substituted, substituting, suspects
+from ..core.copies import copied_with
 from ..core.forward import has_series
 from ..core.internals import (
     breaks_graphs,
@@ -24,6 +25,7 @@ from ..core.internals import (
     only_autograd,
     own_levels_are_open,
     saved_tensors_unhooked,
+    value_of,
     version_of,
     wrapped_attributes,
 )
@@ -164,20 +166,15 @@ class _Call(Recomputed):
     def run(self, tensors: Values) -> list[Tensor]:
         self._random = RandomState(tensors, self.name)
         kept: list[Tensor] = []
+        versions = [_version(x) for x in tensors[: self._count]]
         if self._plain:
             # with a graph, as in the backward: without one PyTorch may call different operators
             read = [x.detach().requires_grad_(yes) for x, yes in zip(tensors, self._needs)]
-            versions = [_version(x) for x in read[: self._count]]
             reading = self._reading(read, False, {})
             log = Log(self.policy) if self.policy is not None else contextlib.nullcontext()
             with torch.enable_grad(), saved_tensors_unhooked(), log, self._random.seen():
                 out = self._called(self._first, read, reading)
-            for i, (x, version) in enumerate(zip(read, versions)):
-                if _version(x) != version:
-                    raise RuntimeError(
-                        f"checkpoint: {self.name} writes to tensor {i} of its arguments, of shape {list(x.shape)}, so that the "
-                        "backward cannot compute the same again"
-                    )
+            self._check_writes(tensors, versions)
             self._check_graph(result_tree(out, self.name).tensors, read, reading)
             self._written = {id(x) for x, version in self._versions if _version(x) != version}
             for x in read:  # the graph belongs to this call only: the backward makes its own
@@ -188,11 +185,20 @@ class _Call(Recomputed):
         else:
             with self._random.seen():
                 out = self._called(self._first, tensors, self._reading(tensors, True, {}))
+            self._check_writes(tensors, versions)
         self.out = result_tree(out, self.name)
         results = distinct(self.out.tensors, tensors)
         self.out.release()
         self._outputs = len(results)
         return [*results, *kept]
+
+    def _check_writes(self, tensors: Values, versions: Sequence[int]) -> None:
+        for i, (x, version) in enumerate(zip(tensors, versions)):
+            if _version(x) != version:
+                raise RuntimeError(
+                    f"checkpoint: {self.name} writes to tensor {i} of its arguments, of shape {list(x.shape)}, so that the "
+                    "backward cannot compute the same again"
+                )
 
     def again(self, values: Sequence[Any], kept: Values) -> Sequence[Tensor]:
         assert self._random is not None
@@ -259,7 +265,7 @@ def _buffers_of(modes: Sequence[tuple[torch.nn.Module, bool]]) -> list[Tensor]:
 
 
 def _version(x: Tensor) -> int:
-    return 0 if x.is_inference() else version_of(x)
+    return version_of(value_of(x))
 
 
 @contextlib.contextmanager
@@ -332,7 +338,7 @@ def checkpoint(f: Callable[..., Any], policy: Policy | None = None) -> Callable[
             return in_graph(f, policy, args, kwargs)
         return _checkpointed(f, policy, name, args, kwargs)
 
-    return checkpointed
+    return copied_with(checkpointed, checkpoint, f, policy)
 
 
 @breaks_graphs(_GRAPH)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import ArgumentError
+from ..core.copies import copied_with
 from ..core.forward import has_series, of_series
 from ..core.internals import breaks_graphs
 from ..programs.functions import Values
@@ -101,6 +102,7 @@ def equation_solver(
     users: Sequence[tuple[Callable[..., Any], str]],
     make: Callable[[Sequence[Callable[..., Any]], Any, Unknown, Structure, Values, Values], Equation],
     options: Options,
+    made_by: Sequence[Callable[..., Any] | None],
     kinds: Sequence[str] = ("x",),
 ) -> Callable[..., Any]:
     """The function ``(x0, *params) -> x`` that a public function returns.
@@ -111,6 +113,7 @@ def equation_solver(
         make: the equation, from the functions or their graphs, the wrapper of the solver, the structures of $x$ and of
             the parameters, and their tensors.
         options: of the linear problems.
+        made_by: the public function, and its arguments that are not options.
         kinds: of the functions' results, as in `graphs.traced`.
     """
 
@@ -135,7 +138,15 @@ def equation_solver(
         return called(solved, users, x0, params, {}, Node(number, [f for f, _ in users], kinds))
 
     solvers[number] = solved
-    return solve
+    return copied_with(
+        solve,
+        *made_by,
+        tangent_solver=options.solver,
+        rtol=options.rtol,
+        atol=options.atol,
+        maxiter=options.maxiter,
+        on_failure=options.on_failure,
+    )
 
 
 def called(

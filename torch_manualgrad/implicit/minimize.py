@@ -85,7 +85,7 @@ def minimize(
             return found
 
         def run(xs: Values, values: Values) -> Values:
-            return x.values(wrapped(solver)(here, x.join(xs), *given.join(values)), "solver", xs)
+            return x.values(wrapped(solver)(here, x.join([t.clone() for t in xs]), *given.join(values)), "solver", xs)
 
         if equality is None:
             return Equation(x, lambda xs, values: _gradient(objective, xs, values), run, symmetric=True)
@@ -115,7 +115,8 @@ def minimize(
         return Equation(both, conditions, with_multipliers, [z.detach() for z in zeros], symmetric=True)
 
     users = [(f, "f")] if equality is None else [(f, "f"), (equality, "equality")]
-    return equation_solver("minimize", users, make, options, ("tensor", "tensors")[: len(users)])
+    made_by, kinds = (minimize, f, solver, equality), ("tensor", "tensors")[: len(users)]
+    return equation_solver("minimize", users, make, options, made_by, kinds)
 
 
 def _gradient(function: Callable[[Values, Values], Tensor], xs: Values, values: Values) -> Values:

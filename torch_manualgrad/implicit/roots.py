@@ -73,11 +73,11 @@ def root(
         here = in_this_autocast(functions[0])
 
         def run(xs: Values, tensors: Values) -> Values:
-            return x.values(wrapped(solver)(here, x.join(xs), *given.join(tensors)), "solver", xs)
+            return x.values(wrapped(solver)(here, x.join([t.clone() for t in xs]), *given.join(tensors)), "solver", xs)
 
         return Equation(x, listed(here, x, given, "f"), run)
 
-    return equation_solver("root", [(f, "f")], make, options)
+    return equation_solver("root", [(f, "f")], make, options, (root, f, solver))
 
 
 @checked
@@ -130,7 +130,9 @@ def fixed_point(
 
         def run(xs: Values, tensors: Values) -> Values:
             if solver is not None:
-                return x.values(wrapped(solver)(here, x.join(xs), *given.join(tensors)), "solver", xs)
+                return x.values(
+                    wrapped(solver)(here, x.join([t.clone() for t in xs]), *given.join(tensors)), "solver", xs
+                )
             # the image may have a wider dtype than the start, or under autocast a narrower one
             layout = Layout(
                 [x.to(torch.promote_types(x.dtype, y.dtype)) for x, y in zip(xs, image(xs, tensors))], False
@@ -142,4 +144,4 @@ def fixed_point(
 
         return Equation(x, residual, run)
 
-    return equation_solver("fixed_point", [(f, "f")], make, options)
+    return equation_solver("fixed_point", [(f, "f")], make, options, (fixed_point, f, solver))
