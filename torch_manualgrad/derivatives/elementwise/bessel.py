@@ -9,7 +9,7 @@ Near zero, the derivatives of sinc, $I1$ and $J1$ are power series, so every ord
 derivatives of sinc and $I1$ are nan, zero or noise from the second order on. ``i0e`` and ``i1e`` are $exp(-|x|) I0$ and
 $exp(-|x|) I1$; the scaled ``k0`` and ``k1`` are $exp(x) K0$ and $exp(x) K1$. Far from zero, their derivatives are
 differences of nearly equal numbers, which PyTorch returns as 0 or as noise for ``i0e`` and ``i1e``. Here they are the
-derivatives of asymptotic series.
+derivatives of asymptotic series, and those of the scaled functions integrals of positive functions.
 
 Before torch 2.15, PyTorch returns gradients only through ``sinc``, ``i0``, ``i0e``, ``i1`` and ``i1e``. The results of the
 other functions have no history, and no error is raised. Since 2.15, that still holds for the scaled functions and the spherical
@@ -30,7 +30,7 @@ References:
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import factorial, pi, prod, sqrt
+from math import exp, factorial, pi, prod, sqrt
 from typing import Any
 
 import torch
@@ -148,14 +148,9 @@ elementwise("aten::special_i1e", i1e_backward, real_only=True, improves="values"
 # -- functions without a gradient in PyTorch ---------------------------------------------------------------------------
 
 _J1 = [(-1) ** k * (2 * k + 1) / (2 * factorial(k) * factorial(k + 1)) for k in range(18)]  # J1'(x), by (x / 2)^(2 k)
-_K0, _K1 = (
-    # the derivative of exp(x) K_n(x), by x^(-k - 3/2)
-    [
-        -(k + 0.5) * sqrt(pi / 2) * prod((4 * n * n - (2 * j - 1) ** 2) / (8 * j) for j in range(1, k + 1))
-        for k in range(20)
-    ]
-    for n in (0, 1)
-)
+_STEP = 0.15
+_NODES = [_STEP * k for k in range(1, 45)]  # of the trapezoidal rule for a Gaussian; the next terms are below 1e-17
+_SQUARES = [(v * v, 2 * _STEP * v * v * exp(-v * v)) for v in _NODES]  # with their weights
 
 
 @formula(kernel=("default",))
@@ -282,18 +277,35 @@ def _off_zero(x: Tensor) -> Tensor:
     return torch.where(x == 0, 1, x)
 
 
-def _scaled_slope(near: Callable[[Tensor], Tensor], coefficients: list[float]) -> Callable[[Tensor], Tensor]:
+def _scaled_slope(order: int, near: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The derivative of $exp(x) K_n(x)$ for $n$ = 0 or 1; ``near`` computes it near zero.
+
+    With $cosh(t) = 1 + v^2 / x$, DLMF 10.32.9 is the integral of $2 (1 + n v^2 / x) exp(-v^2) / sqrt(v^2 + 2 x)$ over
+    $v > 0$, and the derivative that of $-(v^2 / x) ...$. All terms have one sign in every derivative, so that nothing
+    cancels; the trapezoidal rule has an error of $exp(2 x - 2 pi sqrt(2 x) / h)$ for the step $h$.
+    """
+
     def slope(x: Tensor) -> Tensor:
-        far = x > _FAR
-        return torch.where(far, _far(coefficients, x), near(torch.where(far, 1, x)))
+        far = x >= 0.5
+        small, large = torch.where(far, 1, x), torch.where(far, x, 1).clamp(max=torch.finfo(x.dtype).max / 4)
+        total = torch.zeros_like(large)
+        for square, weight in _SQUARES:
+            total = total + weight * (1 + order * square / large) * (square + 2 * large).rsqrt()
+        return torch.where(far, -total / large, near(small))
 
     return slope
 
 
-_scaled_k0_slope = _scaled_slope(lambda x: scaled_modified_bessel_k0(_off_zero(x)) - scaled_modified_bessel_k1(x), _K0)
+_scaled_k0_slope = _scaled_slope(0, lambda x: scaled_modified_bessel_k0(_off_zero(x)) - scaled_modified_bessel_k1(x))
 _scaled_k1_slope = _scaled_slope(
-    lambda x: scaled_modified_bessel_k1(x) * (1 - 1 / x.abs()) - scaled_modified_bessel_k0(_off_zero(x)), _K1
+    1, lambda x: scaled_modified_bessel_k1(x) * (1 - 1 / x.abs()) - scaled_modified_bessel_k0(_off_zero(x))
 )
+
+
+def _spherical_j0_slope(x: Tensor) -> Tensor:
+    near, small, large = _split(x)
+    series = small * polynomial(_SINC, small * small)
+    return torch.where(near, series, (large.cos() - large.sin() / large) / large)
 
 
 def _enter(
@@ -353,4 +365,4 @@ _differentiable(
 _differentiable(scaled_modified_bessel_k0, _scaled_k0_slope, _POSITIVE)
 _differentiable(scaled_modified_bessel_k1, _scaled_k1_slope, _POSITIVE)
 _enter("modified_bessel_i0", modified_bessel_i1)
-_enter("spherical_bessel_j0", lambda x: sinc_backward(torch.ones_like(x), x / pi) / pi)
+_enter("spherical_bessel_j0", _spherical_j0_slope)
