@@ -250,9 +250,9 @@ EYE = torch.eye(2)
             r"B: expected 2 rows, as A is \[2, 2\], got shape \[3, 1\]",
         ),
         (
-            lambda: expm_multiply(EYE, torch.ones(2)),
+            lambda: expm_multiply(EYE, torch.ones(())),
             ValueError,
-            r"B: expected a matrix or a batch of matrices, got .*\[2\]",
+            r"B: expected a matrix or a batch of matrices, got .*\[\]",
         ),
         (
             lambda: expm_multiply(EYE, EYE.double()),
@@ -280,3 +280,14 @@ EYE = torch.eye(2)
 def test_errors(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_a_vector():
+    A, v = random(3, 3), random(3)
+    torch.testing.assert_close(expm_multiply(A, v, 0.5), torch.linalg.matrix_exp(0.5 * A) @ v)
+    assert expm_multiply(random(2, 3, 3), v).shape == (2, 3)
+    check(expm_multiply, [(A, v)])
+    batch = torch.vmap(expm_multiply, (None, 0))(A, random(4, 3))
+    torch.testing.assert_close(batch, random(4, 3) @ torch.linalg.matrix_exp(A).mT)
+    with pytest.raises(ValueError, match="B: expected 3 rows"):
+        expm_multiply(A, random(2))

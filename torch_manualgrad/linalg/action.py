@@ -292,11 +292,11 @@ def expm_multiply(A: Tensor, B: Tensor, t: float | Tensor = 1.0) -> Tensor:
 
     Args:
         A: (*, n, n), real or complex, dense; batch dims broadcast.
-        B: (*, n, k), in the dtype of $A$.
+        B: (*, n, k), or one vector (n), in the dtype of $A$.
         t: the time, in the inverse unit of $A$: a number, or a real tensor (*) with one time for each matrix.
 
     Returns:
-        (*, n, k), in the dtype of $A$; inf or nan where it overflows. The error is normwise: a few units of rounding times
+        (*, n, k), or (*, n) for a vector, in the dtype of $A$; inf or nan where it overflows. The error is normwise: a few units of rounding times
         $1 + |t A|_1$, relative to $|exp(t A)| |B|$.
 
     Raises:
@@ -309,6 +309,8 @@ def expm_multiply(A: Tensor, B: Tensor, t: float | Tensor = 1.0) -> Tensor:
     References:
         Al-Mohy and Higham, SIAM J. Sci. Comput. 33 (2011) 488; `scipy.sparse.linalg.expm_multiply`.
     """
+    if isinstance(B, Tensor) and B.dim() == 1:
+        return expm_multiply(A, B[:, None], t)[..., 0]
     A = matrix(A, "A", square=True)
     B = same_kind(matrix(B, "B"), "B", A, "A")
     if B.shape[-2] != A.shape[-1]:
