@@ -10,6 +10,7 @@ from helpers import modes
 from helpers.programs import PROGRAMS
 from helpers.thinning import in_turn, label
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_manualgrad as mg
 from torch_manualgrad.compiling.function import Function
@@ -275,6 +276,17 @@ def test_parameters_of_a_module_under_a_transform(hooks, monkeypatch):
     flat = [[*found[0].values(), found[1], *found[2]], [*expected[0].values(), expected[1], *expected[2]]]
     for a, b in zip(*flat):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("compiled", COMPILED)
+def test_traces_contain_the_function_itself(compiled):
+    function = COMPILED[compiled]()
+    expected = energy if "compile" in compiled and compiled != "module.compile" else Energy()
+    value, push = torch.func.linearize(lambda x: function(x, W), X)
+    close = torch.testing.assert_close
+    close((value, push(W[0])), jvp(lambda x: expected(x, W), (X,), (W[0],)))
+    graph = make_fx(lambda x: grad(lambda x: function(x, W))(x))(X)
+    close(graph(2 * X), grad(expected)(2 * X, W))
 
 
 def test_errors_of_the_function_are_raised():

@@ -107,3 +107,42 @@ def test_parameters_without_a_second_derivative_get_none(name):
             first.square().sum().backward()
             found.append([n for n, p in net.named_parameters() if p.grad is None])
     assert found[0] == found[1] and len(found[0]) >= 1
+
+
+_MASK, _PLACES = torch.eye(5, 6, dtype=torch.bool), torch.tensor([2, 0, 1, 1, 4])
+
+LINEAR_IN_PIECES = {
+    "masked_fill": lambda h: h.masked_fill(_MASK, -1e9).amax(1),
+    "where": lambda h: torch.where(_MASK, h, 1.0),
+    "index": lambda h: h[_PLACES],
+    "gather": lambda h: h.gather(0, _PLACES[:, None].expand(-1, 6)),
+    "sort": lambda h: h.sort(0).values,
+    "cummax": lambda h: h.cummax(0).values,
+    "clamp": lambda h: h.clamp(-1, 1),
+    "maximum": lambda h: torch.maximum(h, h.new_ones(())),
+    "solve": lambda h: torch.linalg.solve(torch.eye(5, dtype=h.dtype) + 0.1, h),
+    "fft": lambda h: torch.fft.fft(h).real,
+    "interpolate": lambda h: nn.functional.interpolate(h[None], scale_factor=2, mode="linear"),
+    "trace": lambda h: h.trace(),
+    "rot90": lambda h: h.rot90(),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR_IN_PIECES)
+def test_autograd_decides_which_gradients_are_none(name):
+    """Whatever operators are between: no list of operators that return zeros for zeros is complete."""
+    end = LINEAR_IN_PIECES[name]
+    first, second = nn.Linear(4, 6).double(), nn.Linear(6, 6).double()
+    x, found = torch.randn(5, 4, dtype=torch.float64, requires_grad=True), []
+
+    def net(x):
+        return end(second(torch.nn.functional.silu(first(x))))
+
+    with mg.override():
+        for f in (net, mg.compile(net, lowering="eager")):
+            (gradient,) = torch.autograd.grad(f(x).pow(2).sum(), x, create_graph=True)
+            (linear,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
+            parameters = [*first.parameters(), *second.parameters()]
+            found += [torch.autograd.grad(g.square().sum(), parameters, allow_unused=True) for g in (gradient, linear)]
+    assert found[1][3] is None
+    torch.testing.assert_close(found[2:], found[:2], rtol=1e-9, atol=1e-10)

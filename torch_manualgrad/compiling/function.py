@@ -350,7 +350,7 @@ class Level:
     def __init__(self, forward: Function, backward: Function, partition: graphs.Partition) -> None:
         self.forward, self.backward = forward, backward
         self.smooth, self.wanted, self.saved = partition.smooth, partition.wanted, partition.saved
-        self.carried = partition.carried
+        self.carried, self.reached = partition.carried, partition.reached
         self._made: dict[Any, tuple[Function, tuple[int, ...]]] = {}
 
     def backward_for(self, given: tuple[bool, ...], wanted: tuple[bool, ...]) -> tuple[Function, tuple[int, ...]]:
@@ -360,7 +360,9 @@ class Level:
                 if (given, wanted) in self._made:  # by another thread
                     return self._made[given, wanted]
                 whole, first = self.backward, len(self.saved)
-                graph, kept = specialized(whole.graph, first, given, wanted, whole.sizes, whole.places)
+                reached = frozenset().union(*[r for r, yes in zip(self.reached, given) if yes])
+                returned = [yes and i in reached for i, yes in zip(self.wanted, wanted)]
+                graph, kept = specialized(whole.graph, first, given, returned, whole.sizes, whole.places)
                 fakes = [
                     *whole.fakes[:first],
                     *[x for x, yes in zip(whole.fakes[first:], given) if yes],

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.autograd.graph import get_gradient_edge
 
 from ..core.engine.derivative import redispatch
 from ..core.internals import (
@@ -352,6 +353,7 @@ class Partition:
         backward: of the tensors ``saved``, then the cotangents of ``smooth``.
         smooth: the outputs that are differentiable, by number.
         wanted: the inputs whose gradients the backward returns, in its order. Others have none.
+        reached: for each output in ``smooth`` the inputs on which it depends in autograd's graph.
         saved: for each tensor that the backward reads ``("input", i)`` or ``("output", i)`` of the forward.
         places: for each open size the argument of the backward and the dimension that has it.
         carried: these sizes, by number, if no tensor in ``saved`` has them. The last arguments of the backward carry them:
@@ -362,6 +364,7 @@ class Partition:
     backward: fx.GraphModule
     smooth: tuple[int, ...]
     wanted: tuple[int, ...]
+    reached: tuple[frozenset[int], ...]
     saved: tuple[tuple[str, int], ...]
     places: tuple[tuple[int, int], ...]
     carried: tuple[int, ...]
@@ -394,6 +397,7 @@ def joint(graph: fx.GraphModule, fakes: Sequence[Any], sizes: Sizes, needs: Sequ
     count = len(outputs_of(graph))
     gradients = outputs_of(both)[count:]
     result = Partition()
+    result.reached = tuple(found.reached)
     result.smooth, wanted = tuple(found.smooth), [i for i, yes in enumerate(needs) if yes]
     result.wanted = tuple(i for i, g in zip(wanted, gradients) if g is not None)
     set_outputs(both, [*outputs_of(both)[:count], *[g for g in gradients if g is not None]])
@@ -406,9 +410,11 @@ class _Differentiated:
     def __init__(self, graph: fx.GraphModule, fakes: Sequence[Any], mode: Any, needs: Sequence[bool]) -> None:
         self.run, self.needs, self.n = runner(graph), tuple(needs), len(fakes)
         with mode:
-            outputs = self.run(*self._variables(fakes))
+            variables = self._variables(fakes)
+            outputs = self.run(*variables)
         self.smooth = [i for i, o in enumerate(outputs) if isinstance(o, Tensor) and o.requires_grad]
         self.cotangents = [outputs[i].detach() for i in self.smooth]
+        self.reached = _reached([outputs[i] for i in self.smooth], variables)
 
     def _variables(self, inputs: Sequence[Any]) -> list[Any]:
         return [x.detach().requires_grad_() if need else x for x, need in zip(inputs, self.needs)]
@@ -425,6 +431,24 @@ class _Differentiated:
             allow_unused=True,
         )
         return (*[o.detach() if isinstance(o, Tensor) else o for o in outputs], *gradients)
+
+
+def _reached(outputs: Sequence[Tensor], variables: Sequence[Any]) -> list[frozenset[int]]:
+    """For each output the variables, by number, that autograd reaches from it. To others it gives no gradient, not zeros."""
+    known: dict[Any, frozenset[int]] = {}
+    for i, x in enumerate(variables):
+        if x.requires_grad:
+            known[get_gradient_edge(x).node] = frozenset([i])
+    ends = [get_gradient_edge(o).node for o in outputs]
+    waiting: list[Any] = list(ends)
+    while waiting:
+        below = [n for n, _ in waiting[-1].next_functions if n is not None]
+        unknown = [n for n in below if n not in known]
+        if not unknown:
+            node = waiting.pop()
+            known.setdefault(node, frozenset().union(*[known[n] for n in below]))
+        waiting += unknown
+    return [known[node] for node in ends]
 
 
 def outputs_of(graph: Any) -> list[Any]:

@@ -22,6 +22,7 @@ from ..core.forward import compilers
 from ..core.internals import (
     in_functorch,
     is_functorch_wrapped,
+    is_traced_by_fx,
     outside_of_transforms,
     pytree,
     runs_eagerly,
@@ -88,6 +89,8 @@ def under_transforms(
     @skipped_by_dynamo
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal refused
+        if is_traced_by_fx():  # as torch.func.linearize does: the trace has the operators of the function
+            return function(*args, **kwargs)
         if not in_functorch():
             return compiled(*args, **kwargs)
         if refused or runs_eagerly():

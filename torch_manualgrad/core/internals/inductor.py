@@ -31,6 +31,7 @@ __all__ = [
     "hide_traces_from_other_threads",
     "in_clean_state",
     "inductors",
+    "is_traced_by_fx",
     "outside_of_transforms",
     "partitioned",
     "switch_grad_mode",
@@ -124,6 +125,11 @@ def hide_traces_from_other_threads() -> None:
 
     is_tracing_here.of_torch_manualgrad = True  # type: ignore[attr-defined]
     fx.is_fx_symbolic_tracing = is_tracing_here
+
+
+def is_traced_by_fx() -> bool:
+    """Whether `make_fx` or ``torch.fx.symbolic_trace`` traces, where a function compiled by Dynamo raises."""
+    return torch.fx._symbolic_trace.is_fx_symbolic_tracing()
 
 
 @contextlib.contextmanager
