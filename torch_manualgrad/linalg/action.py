@@ -292,7 +292,7 @@ def expm_multiply(A: Tensor, B: Tensor, t: float | Tensor = 1.0) -> Tensor:
 
     Args:
         A: (*, n, n), real or complex, dense; batch dims broadcast.
-        B: (*, n, k), or one vector (n), in the dtype of $A$.
+        B: (*, n, k), or a vector (n,), in the dtype of $A$.
         t: the time, in the inverse unit of $A$: a number, or a real tensor (*) with one time for each matrix.
 
     Returns:
