@@ -30,8 +30,9 @@ def measure(
 ) -> dict[str, list[float]]:
     """Times in seconds of each contender, one entry a round.
 
-    A round calls each contender so often that it takes about two milliseconds, after a few calls that are not timed;
-    there are as many rounds as fit, at least 3, of slow ones 2.
+    A round calls each contender so often that it takes about two milliseconds, after two to ten calls that are not timed:
+    a loop finds its code and data in the caches, not those of another contender. There are as many rounds as fit, at
+    least 3, of slow ones 2.
     ``inside``: what a contender runs inside of; entered and left outside of the time taken.
     """
     calls = {}
@@ -48,7 +49,7 @@ def measure(
     while rounds < 2 or rounds < 3 and now < begin + 10 * seconds or now < begin + seconds:
         for name, run in contenders.items():
             with around[name]:
-                for _ in range(min(calls[name] // 2, 10)):
+                for _ in range(min(calls[name] // 2, 10) if calls[name] > 5 else 2):
                     run()
                 _settle()
                 start = time.perf_counter()
