@@ -38,11 +38,13 @@ def programs(checkpoint):
     def named(y):
         return lambda x: checkpoint_name(checkpoint_name(x.sin() * y, "inner").exp() * x, "outer").sin()
 
+    inner, budget = save_names("inner"), save_budget(24)
+
     return {
         "module": lambda x, y: (checkpoint(linear)(x * y).tanh() ** 2).sum(),
         "products": lambda x, y: (checkpoint(lambda x: linear(linear(x).sin()) * y, save_products)(x) ** 2).sum(),
-        "names": lambda x, y: (checkpoint(named(y), save_names("inner"))(x) ** 2).sum(),
-        "budget": lambda x, y: (checkpoint(lambda x: linear(linear(x).sin()) * y, save_budget(24))(x) ** 2).sum(),
+        "names": lambda x, y: (checkpoint(named(y), inner)(x) ** 2).sum(),
+        "budget": lambda x, y: (checkpoint(lambda x: linear(linear(x).sin()) * y, budget)(x) ** 2).sum(),
         "nested": nested,
         "trees": trees,
         "detached": lambda x, y: (checkpoint(lambda x: x.detach().sin() * x * y)(x * y) ** 2).sum(),
@@ -254,3 +256,12 @@ def test_a_part_of_the_package_that_dynamo_imports(backend, tmp_path):
     """The graph that is being traced has no guard yet."""
     run = run_python("-c", FIRST_CALL.format(backend=backend), folder=tmp_path)
     assert run.returncode == 0, run.stderr
+
+
+def test_a_policy_that_is_made_inside_ends_the_graph():
+    def f(x, y):
+        return (mg.checkpoint(lambda x: checkpoint_name(x.sin() * y, "inner").exp(), save_names("inner"))(x) ** 2).sum()
+
+    for mode in ("rev", "revrev"):
+        found = modes.derivatives(mg.compile(f, lowering="eager"), (X, Y), mode)
+        torch.testing.assert_close(found, modes.derivatives(f, (X, Y), mode))
