@@ -13,6 +13,7 @@ import torch_manualgrad as mg
 from torch_manualgrad.compiling import backend
 from torch_manualgrad.compiling.function import Function, lowerings
 from torch_manualgrad.compiling.program import Program
+from torch_manualgrad.compiling.watching import watch
 from torch_manualgrad.core.rule import reached
 
 
@@ -470,3 +471,18 @@ def test_a_graph_without_tensors_runs_without_a_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         torch.testing.assert_close(mg.compile(f, lowering="eager")(x), f(x))
+
+
+def test_a_module_that_runs_uncompiled_leaves_others_compiled():
+    """Dynamo's mark not to try again is on the code that calls modules of torch.nn."""
+    x = torch.randn(3, 4)
+    hooked = nn.Sequential(nn.Linear(4, 2))
+    hooked[0].register_full_backward_hook(lambda module, *_: None)
+    for net in (nn.LSTM(4, 2), hooked):
+        with pytest.warns(RuntimeWarning, match="a function runs uncompiled"):
+            torch.compile(net, backend="manualgrad", options={"lowering": "eager"})(x.requires_grad_())
+    for net in (nn.Linear(4, 2), nn.Sequential(nn.Linear(4, 2), nn.Tanh())):
+        with watch() as report:
+            compiled = torch.compile(net, backend="manualgrad", options={"lowering": "eager"})
+            torch.testing.assert_close(compiled(x), net(x))
+        assert len(report.graphs) == 1

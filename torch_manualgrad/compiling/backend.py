@@ -24,7 +24,7 @@ from . import watching
 from .function import Options, lowerings
 from .program import Unsupported
 from .programs import Programs
-from .transforms import recorded, under_transforms
+from .transforms import note_graph_runs, recorded, under_transforms
 
 __all__ = ["backend", "compile"]
 
@@ -63,6 +63,7 @@ def backend(
     programs, keeps = Programs(graph, chosen), keeps_values()
 
     def run(*values: Any) -> Any:
+        note_graph_runs()
         if any(type(v) not in PLAIN for v in values if isinstance(v, Tensor)):
             return graph(*values)
         program, given = programs.of(values)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ..core.forward import compilers
 from ..core.internals import (
+    graph_breaks,
     in_functorch,
     is_functorch_wrapped,
     is_traced_by_fx,
@@ -32,7 +33,7 @@ from ..core.internals import (
 from .function import Options
 from .program import Program, Unsupported
 
-__all__ = ["recorded", "under_transforms"]
+__all__ = ["note_graph_runs", "recorded", "under_transforms"]
 
 _here = threading.local()
 _numbers = itertools.count()
@@ -47,6 +48,22 @@ def _recording() -> Iterator[list[tuple[Program, Sequence[Any], list[Any]]]]:
         yield _here.seen
     finally:
         _here.seen = before
+
+
+def note_graph_runs() -> None:
+    """A graph of this backend runs on this thread."""
+    _here.ran = True
+
+
+@contextmanager
+def _uncompiled_reported(options: Options) -> Iterator[None]:
+    """Report the first call of a compiled function if Dynamo could compile no part of it."""
+    before, around = graph_breaks(), getattr(_here, "ran", False)
+    _here.ran = False
+    yield
+    ran, _here.ran = _here.ran, _here.ran or around
+    if not ran and (reasons := [what for what, n in graph_breaks().items() if n > before.get(what, 0)]):
+        options.report("a function runs uncompiled", Unsupported(reasons[0]))
 
 
 def recorded(program: Program, values: Sequence[Any], keeps_values: bool) -> list[Any] | None:
@@ -85,14 +102,19 @@ def under_transforms(
     module = module if isinstance(module, nn.Module) else None
     whole: list[Callable[..., Any]] = []  # the function as one graph, once it is needed
     refused = False  # calls that fail are not traced again
+    called = False
 
     @skipped_by_dynamo
     def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal refused
+        nonlocal refused, called
         if is_traced_by_fx():  # as torch.func.linearize does: the trace has the operators of the function
             return function(*args, **kwargs)
         if not in_functorch():
-            return compiled(*args, **kwargs)
+            if called:
+                return compiled(*args, **kwargs)
+            called = True
+            with _uncompiled_reported(options):
+                return compiled(*args, **kwargs)
         if refused or runs_eagerly():
             return function(*args, **kwargs)
         if not whole:  # torch.nn's forwards and hooks are traced only if called from another function

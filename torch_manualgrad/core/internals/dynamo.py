@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from types import FunctionType
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -167,9 +168,13 @@ def wrap_compiled(is_ours: Callable[[Any], bool], wrap: Callable[..., Callable[.
 
     @functools.wraps(original)
     def compile(self: Any, function: Any) -> Any:
-        made = original(self, function)
         backend = _given(self.callback)
-        if not inspect.isfunction(made) or not is_ours(_innermost(backend)):
+        if not is_ours(_innermost(backend)):
+            return original(self, function)
+        if isinstance(getattr(function, "__wrapped__", None), torch.nn.Module):
+            function = _with_own_code(function)
+        made = original(self, function)
+        if not inspect.isfunction(made):
             return made
 
         def as_one_graph(function: Any) -> Any:
@@ -181,6 +186,16 @@ def wrap_compiled(is_ours: Callable[[Any], bool], wrap: Callable[..., Callable[.
 
     compile.of_torch_manualgrad = True  # type: ignore[attr-defined]
     OptimizeContext.__call__ = compile  # type: ignore[method-assign,assignment]
+
+
+def _with_own_code(function: Any) -> Any:
+    """A copy of the function in which PyTorch calls a module of torch.nn.
+
+    All such functions have one code, to which Dynamo attaches graphs, their limit, and the mark not to try again.
+    """
+    code, name = function.__code__.replace(), function.__name__
+    made = FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
+    return functools.update_wrapper(made, function.__wrapped__, wrapped_attributes(function.__wrapped__))
 
 
 def keeps_values() -> bool:
