@@ -438,12 +438,12 @@ def has_tangent(x: Tensor) -> bool:
             found = torch._VF._unpack_dual(x, level=0)[1] is not None
     else:
         found = torch._VF._unpack_dual(x, level=0)[1] is not None
-    if found and type(x) not in PLAIN and forward_ad._current_level < 0:
+    if found and type(x) not in PLAIN:
         _tangents_in_graphs = True
     return found
 
 
-# Set once a graph that enters a level of its own has been traced: it does so without Python's counter.
+# Set once a graph with dual tensors has been traced: such a graph enters its level without Python's counter.
 _tangents_in_graphs = False
 
 _own_levels = 0  # the number of open levels of `torch_manualgrad.forward_ad` in the process
