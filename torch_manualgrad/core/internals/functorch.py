@@ -438,13 +438,15 @@ def has_tangent(x: Tensor) -> bool:
             found = torch._VF._unpack_dual(x, level=0)[1] is not None
     else:
         found = torch._VF._unpack_dual(x, level=0)[1] is not None
-    if found and type(x) not in PLAIN:
+    if found and type(x) not in PLAIN and threading.get_ident() not in tracing_threads:
         _tangents_in_graphs = True
     return found
 
 
-# Set once a graph with dual tensors has been traced: such a graph enters its level without Python's counter.
+# Set once Dynamo has traced dual tensors: its graphs enter a level without Python's counter.
 _tangents_in_graphs = False
+
+tracing_threads: set[int] = set()  # inside of `traced`, whose graphs have tangents as ordinary tensors
 
 _own_levels = 0  # the number of open levels of `torch_manualgrad.forward_ad` in the process
 

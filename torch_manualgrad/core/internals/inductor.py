@@ -17,7 +17,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._ordered_set import OrderedSet
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .functorch import saved_tensors_unhooked
+from .functorch import saved_tensors_unhooked, tracing_threads
 from .tracing import outside_of_compiler
 
 __all__ = [
@@ -106,9 +106,6 @@ def outside_of_transforms() -> Iterator[None]:
         yield
 
 
-_tracing: set[int] = set()  # threads
-
-
 def hide_traces_from_other_threads() -> None:
     """Let functions that are compiled from now on run while another thread is inside of `traced` or `compiled`.
 
@@ -121,7 +118,7 @@ def hide_traces_from_other_threads() -> None:
 
     @functools.wraps(is_tracing)
     def is_tracing_here() -> bool:
-        return is_tracing() and (not _tracing or threading.get_ident() in _tracing)
+        return is_tracing() and (not tracing_threads or threading.get_ident() in tracing_threads)
 
     is_tracing_here.of_torch_manualgrad = True  # type: ignore[attr-defined]
     fx.is_fx_symbolic_tracing = is_tracing_here
@@ -136,13 +133,13 @@ def is_traced_by_fx() -> bool:
 def _tracing_here() -> Iterator[None]:
     """A block in which this thread traces."""
     thread = threading.get_ident()
-    nested = thread in _tracing
-    _tracing.add(thread)
+    nested = thread in tracing_threads
+    tracing_threads.add(thread)
     try:
         yield
     finally:
         if not nested:
-            _tracing.discard(thread)
+            tracing_threads.discard(thread)
 
 
 def traced(
