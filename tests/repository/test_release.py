@@ -285,6 +285,7 @@ HEADERS = """
     torch/csrc/autograd/saved_variable_hooks.h
     torch/csrc/autograd/variable.h
     torch/csrc/dynamo/compiled_autograd.h
+    torch/csrc/inductor/aoti_torch/tensor_converter.h
     torch/library.h
 """
 
