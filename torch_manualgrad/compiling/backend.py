@@ -24,7 +24,7 @@ from . import watching
 from .function import Options, lowerings
 from .program import Unsupported
 from .programs import Programs
-from .transforms import note_graph_runs, recorded, under_transforms
+from .transforms import recorded, under_transforms
 
 __all__ = ["backend", "compile"]
 
@@ -63,7 +63,7 @@ def backend(
     programs, keeps = Programs(graph, chosen), keeps_values()
 
     def run(*values: Any) -> Any:
-        note_graph_runs()
+        watching.note_run()
         if any(type(v) not in PLAIN for v in values if isinstance(v, Tensor)):
             return graph(*values)
         program, given = programs.of(values)
@@ -130,7 +130,7 @@ def _report(what: str) -> None:
 def _under_transforms(
     function: Any, compiled: Callable[..., Any], chosen: Any, fullgraph: bool, as_one_graph: Callable[[Any], Any]
 ) -> Callable[..., Any]:
-    """What torch.compile returns, compiled under torch.func too; ``chosen`` is the backend with its options."""
+    """Wrap a result of torch.compile, so that its transforms are compiled, too; ``chosen`` is the backend with its options."""
     given = {**getattr(chosen, "kwargs", {}).get("options", {})}
     fallback = not fullgraph and given.get("fallback", True)
     return under_transforms(function, compiled, as_one_graph, Options(fallback=fallback))

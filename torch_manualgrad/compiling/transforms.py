@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from ..core.forward import compilers
 from ..core.internals import (
-    graph_breaks,
     in_functorch,
     is_functorch_wrapped,
     is_traced_by_fx,
@@ -30,10 +29,11 @@ from ..core.internals import (
     skipped_by_dynamo,
     with_tensors,
 )
+from . import watching
 from .function import Options
 from .program import Program, Unsupported
 
-__all__ = ["note_graph_runs", "recorded", "under_transforms"]
+__all__ = ["recorded", "under_transforms"]
 
 _here = threading.local()
 _numbers = itertools.count()
@@ -48,22 +48,6 @@ def _recording() -> Iterator[list[tuple[Program, Sequence[Any], list[Any]]]]:
         yield _here.seen
     finally:
         _here.seen = before
-
-
-def note_graph_runs() -> None:
-    """A graph of this backend runs on this thread."""
-    _here.ran = True
-
-
-@contextmanager
-def _uncompiled_reported(options: Options) -> Iterator[None]:
-    """Report the first call of a compiled function if Dynamo could compile no part of it."""
-    before, around = graph_breaks(), getattr(_here, "ran", False)
-    _here.ran = False
-    yield
-    ran, _here.ran = _here.ran, _here.ran or around
-    if not ran and (reasons := [what for what, n in graph_breaks().items() if n > before.get(what, 0)]):
-        options.report("a function runs uncompiled", Unsupported(reasons[0]))
 
 
 def recorded(program: Program, values: Sequence[Any], keeps_values: bool) -> list[Any] | None:
@@ -113,7 +97,7 @@ def under_transforms(
             if called:
                 return compiled(*args, **kwargs)
             called = True
-            with _uncompiled_reported(options):
+            with watching.graphs_expected(lambda why: options.report("a function runs uncompiled", Unsupported(why))):
                 return compiled(*args, **kwargs)
         if refused or runs_eagerly():
             return function(*args, **kwargs)
@@ -136,21 +120,22 @@ def _transformed(
     function: Callable[..., Any],
     as_one_graph: Callable[[Callable[..., Any]], Callable[..., Any]],
     options: Options,
-    codes: dict[Any, CodeType],
+    codes: dict[Any, CodeType | None],
     transform: Callable[[Callable[..., Any]], Callable[..., Any]],
     key: Any,
 ) -> Callable[..., Any]:
-    """A transform of a function, compiled like the function."""
+    """A transform of a function, compiled like the function; uncompiled if ``codes`` has None for the key."""
     uncompiled = transform(function)
-    compiled = as_one_graph(_calling(uncompiled, codes, key))
+    compiled = None if codes.get(key, True) is None else as_one_graph(_calling(uncompiled, codes, key))
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if runs_eagerly():
+        if compiled is None or runs_eagerly():
             return uncompiled(*args, **kwargs)
         try:
             return compiled(*args, **kwargs)
         except Exception as error:
             result = uncompiled(*args, **kwargs)  # raises the program's own errors
+            codes[key] = None  # it is not traced again
             options.report("a function runs uncompiled under mg.forward_ad", error)
             return result
 
@@ -161,7 +146,7 @@ def _transformed(
     return call
 
 
-def _calling(function: Callable[..., Any], codes: dict[Any, CodeType], key: Any = None) -> Callable[..., Any]:
+def _calling(function: Callable[..., Any], codes: dict[Any, CodeType | None], key: Any = None) -> Callable[..., Any]:
     """A function that calls another one. Dynamo finds its graphs, and limits their number, by its code, one per key.
 
     It finds which numbers vary by the name of the code.
@@ -171,6 +156,7 @@ def _calling(function: Callable[..., Any], codes: dict[Any, CodeType], key: Any 
         return function(*args, **kwargs)
 
     code = codes.setdefault(key, call.__code__.replace(co_name=f"call_{next(_numbers)}"))
+    assert code is not None
     return FunctionType(code, globals(), closure=call.__closure__)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,19 @@ from torch import Tensor, fx
 
 from ..core.internals import example_of, graph_breaks
 
-__all__ = ["CompiledGraph", "CompiledReport", "line_of", "note_graph", "note_refusal", "note_residuals", "watch"]
+__all__ = [
+    "CompiledGraph",
+    "CompiledReport",
+    "graphs_expected",
+    "line_of",
+    "note_graph",
+    "note_refusal",
+    "note_residuals",
+    "note_run",
+    "watch",
+]
+
+_here = threading.local()
 
 
 @dataclass(frozen=True)
@@ -104,6 +117,22 @@ def note_refusal(line: str, what: str) -> None:
     """Record a part that runs uncompiled."""
     for report in _reports:
         report.refused.append(f"{line}: {what}" if line else what)
+
+
+def note_run() -> None:
+    """Record that a graph runs on this thread."""
+    _here.ran = True
+
+
+@contextmanager
+def graphs_expected(report: Callable[[str], None]) -> Iterator[None]:
+    """Context manager: calls ``report`` with Dynamo's reason if it ends graphs in the block, and none runs."""
+    before, around = graph_breaks(), getattr(_here, "ran", False)
+    _here.ran = False
+    yield
+    ran, _here.ran = _here.ran, _here.ran or around
+    if not ran and (reasons := [what for what, n in graph_breaks().items() if n > before.get(what, 0)]):
+        report(reasons[0])
 
 
 def _words(name: str) -> str:

@@ -189,9 +189,9 @@ def wrap_compiled(is_ours: Callable[[Any], bool], wrap: Callable[..., Callable[.
 
 
 def _with_own_code(function: Any) -> Any:
-    """A copy of the function in which PyTorch calls a module of torch.nn.
+    """A copy, with code of its own, of the function in which PyTorch calls a torch.nn module.
 
-    All such functions have one code, to which Dynamo attaches graphs, their limit, and the mark not to try again.
+    PyTorch calls all of them from the same code. To this Dynamo attaches the graphs, their limit, and the mark not to retry.
     """
     code, name = function.__code__.replace(), function.__name__
     made = FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)

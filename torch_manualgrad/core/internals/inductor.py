@@ -131,7 +131,7 @@ def is_traced_by_fx() -> bool:
 
 @contextlib.contextmanager
 def _tracing_here() -> Iterator[None]:
-    """A block in which this thread traces."""
+    """Context manager: marks this thread as tracing."""
     thread = threading.get_ident()
     nested = thread in tracing_threads
     tracing_threads.add(thread)
