@@ -1,6 +1,8 @@
 """Programs around a compiled function: buffers, random numbers, views, shapes, warnings."""
 
+import gc
 import warnings
+import weakref
 from importlib.metadata import entry_points
 
 import pytest
@@ -363,20 +365,20 @@ def test_untraceable_derivatives_run_uncompiled(monkeypatch):
 
 
 def test_programs_are_freed_with_their_function():
-    import gc
-
-    def alive():
+    def programs():
         gc.collect()
-        return sum(isinstance(x, (Program, Function)) for x in gc.get_objects())
+        return [x for x in gc.get_objects() if isinstance(x, (Program, Function))]
 
-    before = alive()
+    others = programs()  # referenced here, so that those of other tests are not freed meanwhile
     f = mg.compile(lambda x: x.sin(), lowering="eager")
     x = points(3, requires_grad=True)
     f(x).sum().backward()
-    assert alive() > before
+    own = [weakref.ref(x) for x in programs() if not any(x is other for other in others)]
+    assert own
     del f
     torch.compiler.reset()
-    assert alive() == before
+    gc.collect()
+    assert not any(program() for program in own)
 
 
 def test_no_warning_where_everything_is_compiled():
