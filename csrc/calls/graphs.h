@@ -14,6 +14,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/SafePyObject.h>
 #include <c10/core/impl/PyInterpreterHooks.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
 #include <torch/csrc/inductor/aoti_torch/tensor_converter.h>
 #include <torch/library.h>
@@ -22,6 +23,7 @@
 #include <atomic>
 #include <map>
 #include <unordered_map>
+#include <utility>
 
 // Python's, without its headers.
 extern "C" {
@@ -111,7 +113,7 @@ inline GraphRule::Backward GraphRule::backward(size_t level, const std::vector<b
   return backwards_.emplace(std::move(key), std::move(made)).first->second;
 }
 
-variable_list call_graph(const GraphPointer& graph, const variable_list& values);
+variable_list call_graph(const GraphPointer& graph, variable_list values);
 
 // If a result shares memory with an argument or an earlier result, writes to either count for both.
 inline void share_versions(const at::Tensor& y, at::TensorList others, size_t count) {
@@ -132,39 +134,45 @@ inline void share_all_versions(at::TensorList results, at::TensorList values) {
   }
 }
 
-inline variable_list run_code(Code code, const variable_list& arguments, size_t results) {
+// Frees an argument after its last use, if the caller has no other reference to it.
+inline variable_list run_code(Code code, variable_list arguments, size_t results) {
   const struct Lock {
     int state = PyGILState_Ensure();
     ~Lock() { PyGILState_Release(state); }
   } lock;
   auto given = torch::aot_inductor::unsafe_alloc_new_handles_from_tensors(arguments);
+  arguments.clear();
   std::vector<AtenTensorHandle> found(results);
   code(given.data(), found.data());
   return torch::aot_inductor::alloc_tensors_by_stealing_from_handles(found.data(), found.size());
 }
 
+// The arguments of a graph that Python runs: `run_graph` would keep them alive until it returns if they were its own.
+inline thread_local variable_list handed_over;
+
 // Runs a graph without tracking.
-inline variable_list run_graph(const Graph& graph, const variable_list& values) {
+inline variable_list run_graph(const Graph& graph, variable_list values) {
   TORCH_CHECK(values.size() == graph.strides.size(), "torch_manualgrad: a compiled graph has ", graph.strides.size(),
               " arguments, got ", values.size());
   const at::AutoDispatchBelowADInplaceOrView guard;
-  variable_list given;
-  given.reserve(values.size());
+  const bool may_share = std::find(graph.views.begin(), graph.views.end(), true) != graph.views.end();
+  const variable_list shared = may_share ? values : variable_list();
   for (size_t i = 0; i < values.size(); ++i) {
-    const at::Tensor& x = values[i];
+    at::Tensor& x = values[i];
     const at::IntArrayRef strides = graph.strides[i];
     const auto dtype = graph.dtypes[i];  // a hook on saved tensors, or a caller of a node, may pass another one
-    const bool fits = x.strides() == strides && x.scalar_type() == dtype;
-    given.push_back(fits ? x : at::empty_strided(x.sizes(), strides, x.options().dtype(dtype)).copy_(x));
+    if (x.strides() == strides && x.scalar_type() == dtype) continue;
+    x = at::empty_strided(x.sizes(), strides, x.options().dtype(dtype)).copy_(x);
   }
   variable_list results;
   if (const Code code = graph.code.load(std::memory_order_acquire)) {
-    results = run_code(code, given, graph.views.size());
+    results = run_code(code, std::move(values), graph.views.size());
   } else {
     static const PythonOp run("manualgrad_calls::run_graph");
-    results = run({graph.number, c10::List<at::Tensor>(given)}).toTensorVector();
+    handed_over = std::move(values);
+    results = run({graph.number}).toTensorVector();
   }
-  share_all_versions(results, values);
+  share_all_versions(results, shared);
   return results;
 }
 
@@ -208,7 +216,7 @@ struct GraphNode : public Node {
   // A node that saves nothing can run again, as PyTorch's can.
   void release_variables() override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    released = !saved.empty();
+    released = released || !saved.empty();
     saved.clear();
     inputs.clear();
   }
@@ -325,8 +333,7 @@ struct GraphNode : public Node {
   }
 
   // The gradients from a graph; nothing if Python has to compute them.
-  std::optional<variable_list> served(const std::vector<bool>& needed, const variable_list& tensors,
-                                      const variable_list& grads) const {
+  std::optional<variable_list> served(const std::vector<bool>& needed, variable_list& tensors, variable_list& grads) {
     const auto is_plain = [](const at::Tensor& x) { return !x.defined() || plain(x); };
     if (!plain_thread() || !no_autocast() || !std::all_of(grads.begin(), grads.end(), is_plain) ||
         !std::all_of(tensors.begin(), tensors.end(), is_plain)) {
@@ -350,7 +357,12 @@ struct GraphNode : public Node {
     if (std::find(given.begin(), given.end(), true) == given.end()) return found;
     const auto backward = rule->backward(place, given, wanted);
     if (!backward.graph) return std::nullopt;
-    auto results = call_graph(backward.graph, arguments);
+    if (!torch::autograd::get_current_graph_task_keep_graph()) {
+      release_variables();  // now, so that the graph frees each residual after its last use
+      tensors.clear();
+      grads.clear();
+    }
+    auto results = call_graph(backward.graph, std::move(arguments));
     for (size_t i = 0; i < backward.places.size(); ++i) found[backward.places[i]] = std::move(results[i]);
     return found;
   }
@@ -414,7 +426,7 @@ inline variable_list differentiate_graph(const GraphRulePointer& shared, const v
 }
 
 // The results of a call, tracked by autograd.
-inline variable_list call_graph(const GraphPointer& graph, const variable_list& values) {
+inline variable_list call_graph(const GraphPointer& graph, variable_list values) {
   if (!plain_thread() || !no_autocast() ||
       !std::all_of(values.begin(), values.end(), [](const at::Tensor& x) { return plain(x); })) {
     return call_graph_in_python(*graph, values);
@@ -422,7 +434,7 @@ inline variable_list call_graph(const GraphPointer& graph, const variable_list& 
   std::vector<bool> needs;
   for (const at::Tensor& x : values) needs.push_back(x.requires_grad());
   if (!c10::GradMode::is_enabled() || std::find(needs.begin(), needs.end(), true) == needs.end()) {
-    return run_graph(*graph, values);
+    return run_graph(*graph, std::move(values));
   }
   static const PythonOp rule_of("manualgrad_calls::graph_rule");
   auto rule = found_in(graph_rules, rule_of({graph->number, bits_of(needs)}).toInt());
@@ -437,6 +449,7 @@ inline variable_list call_graph_of(int64_t number, at::TensorList values) {
 
 TORCH_LIBRARY_FRAGMENT(manualgrad_calls, library) {
   library.def("graph(int number, Tensor[] values) -> Tensor[]", &call_graph_of);
+  library.def("handed_over() -> Tensor[]", [] { return std::exchange(handed_over, {}); });
   library.def("share_versions(Tensor[] results, Tensor[] values) -> ()", &share_all_versions);
   library.def("dtype(Tensor x) -> int", [](const at::Tensor& x) { return static_cast<int64_t>(x.scalar_type()); });
 }

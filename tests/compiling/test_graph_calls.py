@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import itertools
 import threading
 import weakref
 
@@ -117,6 +118,50 @@ def test_inductors_code_frees_what_it_is_given():
     del x, w
     gc.collect()
     assert not any(r() for r in [*alive, *freed])
+
+
+def peak_bytes(step):
+    """The largest number of bytes that are allocated during a step and not freed yet."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        step()
+    sizes = [event.nbytes() for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return max(itertools.accumulate(sizes))
+
+
+class Attention(torch.nn.Module):
+    """Whose saved queries, keys and values are views of one tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.packed = torch.nn.Linear(64, 192)
+
+    def forward(self, x):
+        heads = self.packed(x).reshape(4, 16, 3, 4, 16).permute(2, 0, 3, 1, 4)
+        return torch.nn.functional.scaled_dot_product_attention(*heads)
+
+
+MODELS = {
+    "layers": lambda: torch.nn.Sequential(*[m for _ in range(6) for m in (torch.nn.Linear(64, 64), torch.nn.Tanh())]),
+    "attention": Attention,
+}
+
+
+@pytest.mark.skipif(not reached("2.13"), reason="Python holds the residuals with older versions")
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_needs_no_more_memory_than_with_inductor(name):
+    """The backward copies no residual, and frees each after its last use, while the gradients of the parameters grow."""
+    model, x, peaks = MODELS[name](), torch.randn(64, 64), {}
+    for name, call in {"ours": compiled(model, "inductor"), "inductor": torch.compile(model, dynamic=False)}.items():
+
+        def step(call=call):
+            model.zero_grad()
+            call(x).square().mean().backward()
+
+        step()
+        step()
+        model.zero_grad()
+        peaks[name] = peak_bytes(step)
+    assert peaks["ours"] <= 1.02 * peaks["inductor"]
 
 
 def test_values_at_other_strides():

@@ -27,6 +27,15 @@ def directions(tensors: Sequence[torch.Tensor], phase: float) -> list[torch.Tens
     return made
 
 
+def bent(derivative: torch.Tensor) -> torch.Tensor:
+    """A nonlinear function of a derivative, so that the next one is not a constant.
+
+    The derivative is divided by a constant, because the sine of a large number is as wrong as that number.
+    """
+    mean = derivative.detach().abs().sum() / max(derivative.numel(), 1)
+    return (1 + derivative / (1 + mean)).sin()
+
+
 def differentiated(f: Callable[..., Any], mode: str) -> Callable[..., list[torch.Tensor]]:
     """One derivative of a function, outer last: a function of the same inputs. Reverse mode with ``torch.autograd.grad``."""
     if mode == "rev":
@@ -38,14 +47,14 @@ def differentiated(f: Callable[..., Any], mode: str) -> Callable[..., list[torch
             found = torch.autograd.grad(
                 outputs, inputs, directions(outputs, 0.5), create_graph=True, materialize_grads=True
             )
-            return [g.sin() for g in found]
+            return [bent(g) for g in found]
 
         return rev
 
     def fwd(*inputs: torch.Tensor) -> list[torch.Tensor]:
         duals = [fwAD.make_dual(x, t) for x, t in zip(inputs, directions(inputs, 0.2))]
         pairs = [fwAD.unpack_dual(o) for o in outputs_of(f(*duals)) if o.is_floating_point()]
-        return [(torch.zeros_like(p) if t is None else t).cos() for p, t in pairs]  # PyTorch has None for some zeros
+        return [bent(torch.zeros_like(p) if t is None else t) for p, t in pairs]  # PyTorch has None for some zeros
 
     return fwd
 
@@ -58,10 +67,10 @@ def transformed(f: Callable[..., Any], mode: str) -> Callable[..., list[torch.Te
 
     def rev(*inputs: torch.Tensor) -> list[torch.Tensor]:
         outputs, pullback = torch.func.vjp(smooth, *inputs)
-        return [g.sin() for g in pullback(tuple(directions(outputs, 0.5)))]
+        return [bent(g) for g in pullback(tuple(directions(outputs, 0.5)))]
 
     def fwd(*inputs: torch.Tensor) -> list[torch.Tensor]:
-        return [t.cos() for t in torch.func.jvp(smooth, inputs, tuple(directions(inputs, 0.2)))[1]]
+        return [bent(t) for t in torch.func.jvp(smooth, inputs, tuple(directions(inputs, 0.2)))[1]]
 
     return rev if mode == "rev" else fwd
 

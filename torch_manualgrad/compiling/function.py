@@ -22,6 +22,7 @@ from ..core.internals import (
     has_tangent,
     in_clean_state,
     is_autocast_enabled,
+    is_symbol,
     only_autograd,
     set_autocast_off,
     values_hidden,
@@ -99,7 +100,7 @@ class Function:
         self.places = tuple(places)
         self.uncompiled = False
         with sizes.mode:  # the values' own, because a traced one may be a view of another
-            self.fakes = [torch.empty_strided(x.shape, _dense(x), dtype=x.dtype, device=x.device) for x in fakes]
+            self.fakes = [torch.empty_strided(x.shape, _apart(x), dtype=x.dtype, device=x.device) for x in fakes]
         self.number = next(calls.numbers)
         calls.functions[self.number] = self
         self.outputs = len(graphs.outputs_of(graph))
@@ -330,10 +331,17 @@ def _with_batch(mode: Any, fake: Tensor, dim: int, size: int) -> Tensor:
         return torch.empty(shape, dtype=fake.dtype, device=fake.device)
 
 
-def _dense(x: Tensor) -> tuple[int, ...]:
-    """The strides of a tensor, or those of a contiguous one if it has gaps or overlaps."""
-    strides = x.stride()
-    return strides if torch.empty_like(x).stride() == strides else x.contiguous().stride()
+def _apart(x: Tensor) -> tuple[int, ...]:
+    """The strides of a tensor, or those of a contiguous one if its elements may share memory."""
+    strides, end = x.stride(), 1
+    if torch.empty_like(x).stride() == strides:  # dense
+        return strides
+    gaps = not any(map(is_symbol, (*strides, *x.shape)))
+    for stride, size in sorted(zip(strides, x.shape)) if gaps else ():
+        if size != 1:
+            gaps = gaps and stride >= end
+            end = stride * size
+    return strides if gaps else x.contiguous().stride()
 
 
 def _restrided(x: Tensor, strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:

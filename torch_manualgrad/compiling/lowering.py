@@ -49,6 +49,7 @@ def by_inductor(function: Lowered) -> Run:
         like_inductor={**fused, **_FASTER, **bodies},
     )
     _computed_once(plain)
+    _mark_residuals(plain, graph, len(numbers))
     # A small graph spends much of its time between its kernels. C++ is not tried with older versions, nor on other devices.
     in_cpp = reached("2.13") and all(fake.device.type == "cpu" for fake in function.fakes)
     return compiled(graphs.expanded_apart(graphs.without_stops(plain)), arguments, sizes.mode, in_cpp=in_cpp)
@@ -103,6 +104,23 @@ def _computed_once(graph: fx.GraphModule) -> None:
                 node.replace_all_uses_with(first, delete_user_cb=lambda user: user.op != "output")
     graph.graph.eliminate_dead_code()
     graph.recompile()
+
+
+def _mark_residuals(graph: fx.GraphModule, partitioned: fx.GraphModule, first: int) -> None:
+    """Name the residuals among the arguments, as PyTorch's partitioner does.
+
+    Inductor runs the operators in the order that frees them early. It assumes by their names that primals, tangents and
+    arguments of other names are not freed.
+
+    Args:
+        graph: to be compiled.
+        partitioned: the same before the last trace.
+        first: the number of the first tensor among the arguments of ``graph``.
+    """
+    arguments = graph.graph.find_nodes(op="placeholder")[first:]
+    for i, (node, origin) in enumerate(zip(arguments, partitioned.graph.find_nodes(op="placeholder"), strict=True)):
+        if not origin.name.startswith(("primals", "tangents", "arg")):
+            node.target = f"residual_{i}"
 
 
 def _is_wide(x: Tensor) -> bool:

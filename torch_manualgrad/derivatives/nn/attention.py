@@ -219,6 +219,11 @@ def _heads_fit(query: Tensor, key: Tensor, attn_mask: Tensor | None) -> str:
     return ""
 
 
+def _heads_inside(x: Tensor) -> Tensor:
+    """(N, H, L, d) with the memory layout of (N, L, H, d). Layers compute their heads as views of such tensors."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
 @formula(kernel=("default",), requires=_heads_fit)
 def attention_backward(
     grad_out: Tensor,
@@ -238,7 +243,7 @@ def attention_backward(
         logsumexp: its second result, (N, H, L); only the kernel reads it.
 
     Returns:
-        The shapes of ``query``, ``key`` and ``value``.
+        The shapes of ``query``, ``key`` and ``value``; heads vary faster in memory than positions, as in PyTorch's kernel.
 
     References:
         ATen _scaled_dot_product_flash_attention_for_cpu_backward; Dao et al., FlashAttention (2022), appendix B.
@@ -252,7 +257,7 @@ def attention_backward(
         of_k = of_k + s * (D.mT @ q)
         of_v = of_v + P.mT @ g
     of_q = torch.cat(found, -2).to(query.dtype)
-    return of_q.contiguous(), _shared(of_k, key).contiguous(), _shared(of_v, value).contiguous()
+    return _heads_inside(of_q), _heads_inside(_shared(of_k, key)), _heads_inside(_shared(of_v, value))
 
 
 @attention_backward.impl("default")
@@ -265,7 +270,7 @@ def _(grad_out: Tensor, *given: Any) -> tuple[Tensor, ...]:
     found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad_out, *rows, logsumexp, 0.0, is_causal, attn_mask=attn_mask, scale=scale
     )
-    return tuple(g.contiguous() for g in found)
+    return tuple(map(_heads_inside, found))
 
 
 @attention_backward.impl_save_for_backward
