@@ -4,7 +4,7 @@ import torch
 from helpers.tensors import random
 from torch.func import grad
 
-from claims import own, point
+from claims import derivatives, own, point
 from torch_manualgrad.derivatives.convolution.backends import BACKEND_RULES
 
 FORWARD = {"missing": [own("fwd")]}
@@ -50,7 +50,14 @@ def by_differences(step=1e-5):
     )
 
 
+def of_a_padded_output(x):
+    """The square of a transposed convolution of one number with itself."""
+    x = x.reshape(1, 1, 1)
+    return torch.nn.functional.conv_transpose1d(x, x, None, 2, 0, 1).square().sum()
+
+
 PROOFS = {
+    "aten::convolution_backward": {"missing": derivatives(of_a_padded_output, 0.5, 0.5, 3, 12)[2:]},
     "aten::_slow_conv2d_forward": {
         **FORWARD,
         "values": [point(lambda: grad(of_a_kernel)(random(1, 1, 2, 2, seed=2)), by_hand())],

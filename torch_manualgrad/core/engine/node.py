@@ -26,6 +26,7 @@ from ..internals import (
     followed as _followed,
     forward_ad_enabled,
     is_autocast_enabled,
+    memory_of,
     node_names,
     only_autograd,
     primal,
@@ -34,6 +35,7 @@ from ..internals import (
     set_autocast_off,
     skipped_by_dynamo,
     tangents_possible,
+    value_of,
 )
 from ..libraries import calls_library
 from ..schema import Signature, flatten, is_differentiable, tensors_in, unflatten
@@ -368,6 +370,7 @@ def push_forward(
         A tensor for each differentiable output, which autograd.Function requires, and None for any other; flat.
     """
     flat_outputs, smooth = outputs, derivative.differentiable
+    of_inputs, of_tangents = _memories(inputs), _memories(tangents)
     # Forward AD is on, because an outer level may differentiate the formula again.
     with forward_ad_enabled(True), set_autocast_off() if is_autocast_enabled() else nullcontext():
         if lengths is not None:
@@ -379,10 +382,25 @@ def push_forward(
     if out_lengths is not None:
         found = spread(found, out_lengths)
         smooth = tuple(yes for yes, n in zip(smooth, out_lengths) for _ in range(1 if n is None else n))
-    return [
-        None if not yes or isinstance(o, Tensor) and not is_differentiable(o) else _zero(o) if t is None else t
-        for t, o, yes in zip(found, flat_outputs, smooth)
-    ]
+    made: list[Any] = []
+    for t, o, yes in zip(found, flat_outputs, smooth):
+        if not yes or isinstance(o, Tensor) and not is_differentiable(o):
+            made.append(None)
+        elif t is None:
+            made.append(_zero(o))
+        else:  # a write to an output that is no view must change no tangent but its own
+            if _memories([t]) & of_tangents and not _memories([o]) & of_inputs:
+                with forward_ad_enabled(True):
+                    t = t.clone()
+            made.append(t)
+            of_tangents |= _memories([t])
+            of_inputs |= _memories([o])
+    return made
+
+
+def _memories(values: Sequence[Any]) -> set[int]:
+    found = {memory_of(value_of(x)) for x in values if isinstance(x, Tensor)}
+    return {memory for memory in found if memory is not None}
 
 
 def _of_one_precision(tensors: Sequence[Any], grads: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:

@@ -233,6 +233,12 @@ def _is_contiguous(self: Tensor, weight: Tensor, *_: Any) -> bool:
     return self.is_contiguous() and weight.is_contiguous()
 
 
+def _has_no_output_padding(*arguments: Any) -> bool:
+    """Whether PyTorch can differentiate the gradients of a convolution twice."""
+    transposed, output_padding = arguments[7:9]
+    return not (transposed and any(output_padding))
+
+
 # -- time, batch, channels --------------------------------------------------------------------------------------------
 
 
@@ -270,7 +276,12 @@ _SLOW: dict[str, Any] = {"improves": "missing", "defer_to_stock": always}
 
 convolution_like("aten::convolution", input="input")
 convolution_like("aten::_convolution", input="input", jvp={"result": _convolution_jvp})
-backward_like("aten::convolution_backward", input="input")
+backward_like(
+    "aten::convolution_backward",
+    input="input",
+    improves="missing",  # the third derivative of a transposed convolution with a padded output
+    defer_to_stock=ByMetadata(_has_no_output_padding),
+)
 convolution_like(
     "aten::_slow_conv2d_forward",
     dilation=[1, 1],

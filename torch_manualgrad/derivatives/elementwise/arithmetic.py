@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.types import Number
 
-from torch_manualgrad.core.rule import Ratio, bind, elementwise, formula, where_finite
+from torch_manualgrad.core.rule import Ratio, always, bind, elementwise, formula, where_finite
 
 
 @formula
@@ -154,7 +154,14 @@ elementwise("aten::neg", -1, finite=True)
 elementwise("aten::add.Tensor", {"self": 1, "other": "alpha"}, arguments=_ALPHA, finite=True)
 elementwise("aten::add.Scalar", 1, arguments=[{"other": 2.0}], finite=True)
 elementwise("aten::sub.Tensor", {"self": 1, "other": lambda alpha: -alpha}, arguments=_ALPHA, finite=True)
-elementwise("aten::sub.Scalar", 1, arguments=[{"other": 2.0}], finite=True)
+elementwise(
+    "aten::sub.Scalar",
+    1,
+    arguments=[{"other": 2.0}],
+    finite=True,
+    improves="values",  # to PyTorch the tangent of the result is that of the input, and a write to one changes both
+    defer_to_stock=always,
+)
 elementwise("aten::deg2rad", deg2rad_backward, real_only=True, finite=True)
 elementwise("aten::rad2deg", rad2deg_backward, real_only=True, finite=True)
 elementwise(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import elementwise, formula, real, rule
+from torch_manualgrad.core.rule import always, elementwise, formula, real, rule
 
 from .strong_times import strong_times
 
@@ -159,7 +159,14 @@ def _abs_jvp(self_p: Tensor, self_t: Tensor) -> Tensor:
 for _name in ("aten::ceil", "aten::floor", "aten::round", "aten::trunc", "aten::sign"):
     elementwise(_name, None, real_only=True, finite=True)
 elementwise("aten::round.decimals", None, real_only=True, arguments=[{"decimals": 0}], finite=True)
-elementwise("aten::frac", 1, real_only=True, finite=True)
+elementwise(
+    "aten::frac",
+    1,
+    real_only=True,
+    finite=True,
+    improves="values",  # to PyTorch the tangent of the result is that of the input, and a write to one changes both
+    defer_to_stock=always,
+)
 elementwise("aten::fmod.Scalar", 1, real_only=True, arguments=[{"other": 1.7}], finite=True)
 elementwise("aten::remainder.Scalar", 1, real_only=True, arguments=[{"other": 1.7}], finite=True)
 elementwise(
