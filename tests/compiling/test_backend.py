@@ -4,9 +4,11 @@ import gc
 import warnings
 import weakref
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
 import torch
+from helpers.processes import run_program
 from helpers.programs import PROGRAMS
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -362,6 +364,10 @@ def test_untraceable_derivatives_run_uncompiled(monkeypatch):
     x = points(3, requires_grad=True)
     with pytest.warns(RuntimeWarning, match="compiled is differentiated uncompiled .*no trace here"):
         assert torch.autograd.gradcheck(mg.compile(torch.sin, lowering="eager"), x, check_forward_ad=True)
+
+
+def test_forked_processes_differentiate_what_their_parent_compiled():
+    run_program(Path(__file__).parent / "forking_worker.py")
 
 
 def test_programs_are_freed_with_their_function():
