@@ -116,7 +116,7 @@ def test_reductions_along_a_regular_dim(name):
         (lambda x: x.permute(1, 0, 2), "dims: expected 0 and then every other dim"),
         (lambda x: x.expand(4, 5, 6), "sizes: .* whose batch and ragged dim stay"),
         (lambda x: torch.cat([x, x.transpose(1, 2)]), r"tensors\[1\]: .* does not fit"),
-        (lambda x: torch.cat([x, batch(6, lengths=(1, 2, 3, 2))], -1), r"tensors\[1\]: the offsets differ"),
+        (lambda x: torch.cat([x, batch(6, lengths=(1, 2, 3, 2))], -1), r"tensors\[1\]: the lengths differ"),
         (lambda x: torch.stack([x, x]), "dim: expected 1 or more"),
         (lambda x: x.argmax(1), "dim: argmax takes a regular dim"),
         (lambda x: x + random(4, 9, 6), r"other: shape \[4, 9, 6\] does not broadcast"),

@@ -113,7 +113,7 @@ def test_operators_with_a_non_number():
     same_components(r / np.float32(2), [c / 2 for c in r])
     with pytest.raises(TypeError, match="unsupported operand"):
         np.ones(3) * r
-    with pytest.raises(ValueError, match="other: .*offsets differ"):
+    with pytest.raises(ValueError, match="other: .*lengths differ"):
         r + Ragged.from_components([random(n, 3) for n in (1, 1, 4)])
 
 
