@@ -294,11 +294,20 @@ def test_cross_entropy_with_further_dims():
     close(F.cross_entropy(x, t), torch.cat([a.flatten() for a in alone]).mean())
 
 
+@pytest.mark.filterwarnings("ignore:size_average and reduce")
+def test_losses_without_a_reduction_have_components_however_that_is_said():
+    x, classes = Ragged.from_components(sequences(5)), Ragged.from_components([w % 5 for w in words()])
+    for options in ({"reduction": "none"}, {"reduce": False}):
+        same(F.mse_loss(x, 2 * x, **options), [c.square() for c in x])
+        found = F.cross_entropy(x.transpose(1, 2), classes, **options)
+        same(found, [F.cross_entropy(c, t, reduction="none") for c, t in zip(x, classes)])
+
+
 def test_cross_entropy_refuses():
     scores, classes = Ragged.from_components(sequences(5)), Ragged.from_components([w % 5 for w in words()])
     with pytest.raises(ValueError, match=r"classes in dim 1.*transpose\(1, 2\)"):
         F.cross_entropy(scores, classes)
-    with pytest.raises(ValueError, match="target: the lengths differ"):
+    with pytest.raises(ValueError, match=r"target: the lengths differ: \[4, 1, 6, 3\] and \[1, 4, 6, 3\]"):
         F.cross_entropy(scores.transpose(1, 2), Ragged.from_components([w % 5 for w in words((1, 4, 6, 3))]))
     with pytest.raises(TypeError, match="cross_entropy: expected a Ragged"):
         F.cross_entropy(scores.transpose(1, 2), torch.zeros(4, 6).long())
@@ -338,3 +347,61 @@ def test_all_modes_of_a_masked_attention():
         lambda q, v: mg.nested.scaled_dot_product_attention(x.like(q), x, x.like(v), mask).values,
         [(x.values, x.values.flip(1))],
     )
+
+
+# -- in a graph ---------------------------------------------------------------------------------------------------------
+
+
+class Sentence(nn.Module):
+    """With layers of torch that pass options by position, such as whether to write to the argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.activations = nn.Sequential(
+            nn.Hardtanh(), nn.Threshold(-0.9, -0.8), nn.ELU(), nn.SELU(), nn.CELU(), nn.LeakyReLU(), nn.Dropout(0.0)
+        )
+        self.loss = nn.BCEWithLogitsLoss(weight=torch.rand(8), pos_weight=torch.rand(8))
+
+    def forward(self, x):
+        y = self.activations(self.layer(x, is_causal=True))
+        classes = F.cross_entropy(y.transpose(1, 2), (x[..., 0] > 0).long(), None, None, -100, None, "sum")
+        return self.loss(y, (x > 0).double()) + classes
+
+
+@pytest.mark.parametrize("backend", ["eager", pytest.param("manualgrad", marks=pytest.mark.slow)])
+def test_a_layer_and_its_loss_are_one_graph(backend):
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    model = Sentence().double()
+    compiled, parameters = torch.compile(model, backend=backend, fullgraph=True), list(model.layer.parameters())
+    for lengths in (LENGTHS, (3, 5, 1)):
+        x = Ragged.from_components(sequences(8, lengths=lengths))
+        found, expected = compiled(x), model(x)
+        close(found, expected)
+        for a, b in zip(*(torch.autograd.grad(loss, parameters) for loss in (found, expected))):
+            close(a, b, rtol=1e-8)
+
+
+@pytest.mark.parametrize("kind", ["mask", "dropout", "weights"])
+def test_attention_that_reads_lengths_ends_a_graph(kind):
+    """Sequence by sequence there, too: a mask of the longest sequence does not fit one of all."""
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    attention = nn.MultiheadAttention(8, 2, batch_first=True, dropout=0.5 if kind == "dropout" else 0.0).double()
+    x, mask = Ragged.from_components(sequences(8)), random(6, 6) if kind == "mask" else None
+
+    def program(x):
+        y, shares = attention(x * 2, x, x, need_weights=kind == "weights", attn_mask=mask)
+        return y * 2, shares
+
+    found = []
+    for f in (program, torch.compile(program, backend="eager")):
+        torch.manual_seed(1)
+        found.append(f(x))
+    (expected, weights), (y, shares) = found
+    same(y, list(expected))
+    assert kind != "weights" or all(torch.allclose(a, b) for a, b in zip(shares, weights))
+    torch.compiler.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="attention of a Ragged reads the lengths"):
+        torch.compile(program, backend="eager", fullgraph=True)(x)

@@ -251,7 +251,11 @@ def call_torch_function(func: Function, args: tuple[Any, ...], kwargs: dict[str,
         TypeError: ``func`` is not in the table, or would write to one of its arguments.
     """
     if isinstance(func, types.FunctionType):  # unwrapped: the compiler of torch 2.15 takes the decorator's name
-        function = _IN_PYTHON.get(getattr(func, "__wrapped__", func).__name__)
+        name = getattr(func, "__wrapped__", func).__name__
+        function = _IN_PYTHON.get(name)
+        # torch's own Python code passes options by keyword, the compiler as the caller wrote them
+        named = dict(zip(_PARAMETERS.get(name, ())[1:], args[1:]))
+        args, kwargs = (args[:1], {**named, **kwargs}) if named else (args, kwargs)
     else:
         function = _BY_TORCH.get(func)
     if function is None:
@@ -400,6 +404,11 @@ _BY_TORCH[Tensor.__invert__] = _TABLE["bitwise_not"]
 _BY_TORCH[torch.nn.functional.multi_head_attention_forward] = _with_batch_second
 # by name: the compiler does not find Python functions among the keys of a dictionary
 _IN_PYTHON = {f.__name__: function for f, function in _BY_TORCH.items() if isinstance(f, types.FunctionType)}
+_PARAMETERS = {
+    f.__name__: f.__code__.co_varnames[: f.__code__.co_argcount]
+    for f in _BY_TORCH
+    if isinstance(f, types.FunctionType) and not hasattr(f, "__wrapped__")
+}
 
 
 def _attach() -> None:
