@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.ragged import batch, in_every_mode
 from helpers.tensors import random
 from torch import nn
 
@@ -344,6 +345,56 @@ def test_every_function_of_the_package_is_one_of_torch_and_a_method():
             assert places, name
         assert callable(getattr(ragged(), name)), name
     assert not missing
+
+
+IN_EVERY_MODE = {  # of (B, *, 4)
+    **{
+        name: getattr(nested, name)
+        for name in """
+            celu elu gelu hardtanh leaky_relu mish relu selu silu softplus glu prod std sum var vector_norm
+        """.split()
+    },
+    **{
+        f"{name}, {where} dim": lambda x, f=getattr(nested, name), dim=dim: f(x, dim)
+        for name in "cumsum log_softmax logsumexp prod softmax std sum var vector_norm".split()
+        for where, dim in (("ragged", 1), ("dense", 2))
+    },
+    **{name: lambda x, f=getattr(nested, name): f(x, 2) for name in ("amax", "amin", "mean")},
+    "max": lambda x: nested.max(x, 2).values,
+    "min": lambda x: nested.min(x, 2).values,
+    **{
+        name: lambda x, f=getattr(nested, name): f(x, x.cos() + 2)
+        for name in ("add", "div", "maximum", "minimum", "mul", "sub")
+    },
+    "pow": lambda x: nested.pow(x * x + 1, x),
+    "threshold": lambda x: nested.threshold(x, 0.1, 0.2),
+    "dropout": lambda x: nested.dropout(x, 0.5, False),
+    "layer_norm": lambda x: nested.layer_norm(x, (4,)),
+    "rms_norm": lambda x: nested.rms_norm(x, (4,)),
+    "linear": lambda x: nested.linear(x, random(3, 4), random(3)),
+    "matmul": lambda x: nested.matmul(x, random(4, 3)),
+    "scaled_dot_product_attention": lambda x: nested.scaled_dot_product_attention(x, x, x, is_causal=True),
+    "attention with a mask": lambda x: nested.scaled_dot_product_attention(x, x, x, random(*[max(x.lengths.tolist())] * 2)),
+    "narrow": lambda x: nested.narrow(x, 2, 1, 2),
+    "select": lambda x: nested.select(x, 2, 1),
+    "slice": lambda x: nested.slice(x, 1, 1),
+    "chunk": lambda x: nested.chunk(x, 2, 2),
+    "split": lambda x: nested.split(x, 3, 2),
+    "split_with_sizes": lambda x: nested.split_with_sizes(x, [1, 3], 2),
+    "unbind": nested.unbind,
+    "transpose": lambda x: nested.transpose(x, 1, 2),
+    "to_padded_tensor": lambda x: nested.to_padded_tensor(x, 1.0),
+}  # fmt: skip
+
+
+def test_the_table_of_modes_is_complete():
+    assert {name.partition(",")[0] for name in IN_EVERY_MODE} >= {*nested.__all__} - {"Ragged", "collate"}
+
+
+@pytest.mark.parametrize("lengths", [(3, 0, 2), (0, 0)], ids=["some", "empty"])
+@pytest.mark.parametrize("name", IN_EVERY_MODE)
+def test_in_every_mode_without_an_override(name, lengths):
+    in_every_mode(IN_EVERY_MODE[name], batch(None, 4, lengths=lengths))
 
 
 CALLS = {

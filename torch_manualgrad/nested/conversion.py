@@ -304,8 +304,8 @@ def require_same_lengths(x: Ragged, other: Ragged, *, name: str = "other") -> No
             raise ValueError(f"{name}: in a graph, the sizes of the ragged dims differ: {sizes[0]} and {sizes[1]}")
         return
     if x.read() != other.read():
-        what, mine, others = ("lengths", x.lengths, other.lengths) if x.sizes is None else ("sizes", x.sizes, other.sizes)
-        assert mine is not None and others is not None
+        what = "lengths" if x.sizes is None else "sizes"
+        mine, others = (b.lengths if b.sizes is None else b.sizes for b in (x, other))
         raise ValueError(f"{name}: the {what} differ: {mine.tolist()} and {others.tolist()}")
 
 
