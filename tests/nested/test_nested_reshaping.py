@@ -91,6 +91,37 @@ def test_cat_of_batches():
     same(torch.cat((x, y, x), dim=0), [*x, *y, *x])
 
 
+BY_POSITION = {
+    "sort": lambda x: x.sort(-1, True)[0],
+    "sort, stable": lambda x: x.sort(stable=True, descending=True)[1],
+    "argsort": lambda x: x.argsort(-1, True),
+    "topk": lambda x: x.topk(2, -1, False, True)[0],
+    "argmax": lambda x: x.argmax(-1, True),
+    "any": lambda x: (x > 1).any(-1, True),
+}
+
+
+@pytest.mark.parametrize("name", BY_POSITION)
+def test_options_by_position(name):
+    x = batch(6)
+    for found, expected in zip(BY_POSITION[name](x), map(BY_POSITION[name], x), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_wrong_options():
+    x = batch(6)
+    with pytest.raises(TypeError, match="topk: expected at most k, dim, largest, sorted, got 5"):
+        x.topk(2, -1, True, True, 1)
+    with pytest.raises(TypeError, match=r"dim: any of a Ragged takes one dim, got \(1, 2\)"):
+        x.any(dim=(1, 2))
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_batches_without_components_are_concatenated(dim):
+    x = batch(6)[:0]
+    assert torch.cat([x, x], dim).shape == (0, None, 12 if dim == 2 else 6)
+
+
 @pytest.mark.parametrize("name", ["argmax", "argmin", "any", "all"])
 def test_reductions_along_a_regular_dim(name):
     x = batch(6) if name.startswith("arg") else batch(6) > 0
