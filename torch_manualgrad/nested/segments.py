@@ -68,7 +68,7 @@ def _repeat(x: Tensor, offsets: Tensor, count: int, dim: int) -> Tensor:
 
 
 def largest(x: Tensor, offsets: Tensor, dim: int) -> Tensor:
-    least = -torch.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
+    least = -torch.inf if x.is_floating_point() else x.dtype != torch.bool and torch.iinfo(x.dtype).min
     start = torch.full(with_size(x, dim, len(offsets) - 1), least, dtype=x.dtype, device=x.device)
     positions = segments(offsets, x.shape[dim])
     positions = positions.reshape([-1 if d == dim % x.dim() else 1 for d in range(x.dim())]).expand(x.shape)

@@ -18,7 +18,7 @@ from .ragged import Ragged
 from .segment_maxima import maxima, segment_amax
 from .segments import _nested_sum_backward, segment_sum, sums
 
-__all__ = ["Dims", "Extremum", "Slices", "map_along", "one_dim", "reduce", "require_inexact", "scan"]
+__all__ = ["Dims", "Extremum", "Slices", "is_inexact", "map_along", "one_dim", "reduce", "require_inexact", "scan"]
 
 Dims = int | Sequence[int] | None
 
@@ -196,9 +196,13 @@ def map_along(
     return x.like(ragged(Slices(x.values, (), dim - 1, x.offsets)))
 
 
-def require_inexact(x: Ragged, name: str) -> None:
-    if not (x.values.is_floating_point() or x.values.is_complex()):
-        raise TypeError(f"{name}: expected floating point or complex values, got {x.values.dtype}")
+def is_inexact(x: Ragged) -> bool:
+    return x.values.is_floating_point() or x.values.is_complex()
+
+
+def require_inexact(x: Ragged) -> None:
+    if not is_inexact(x):
+        raise TypeError(f"x: expected floating point or complex values, got {x.values.dtype}")
 
 
 def scan(s: Slices, x: Tensor, combine: Callable[[Tensor, Tensor], Tensor], neutral: int) -> Tensor:
