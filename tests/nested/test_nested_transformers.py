@@ -202,6 +202,17 @@ def test_a_loader(workers):
     assert isinstance(pairs[0], torch.Tensor) and pairs[1][0].tolist() == [1.0, 2.0]
     with pytest.raises(ValueError, match="samples"):
         collate([])
+    one = torch.ones(2)
+    for samples, ragged, message in (
+        ([{"a": one}, {"b": one}], None, r"samples: expected the keys \['a'\], like the first, got \['b'\] at 1"),
+        ([one, 3], None, "samples: expected Tensor, like the first, got 3 at 1"),
+        ([(one,), {"a": one}], None, "samples: expected tuple, like the first, got {'a'"),
+        ([{"word": one}], {"words"}, r"ragged: expected some of \['word'\], the entries of a sample, got \['words'\]"),
+        ([(one, one)], [0, 2], r"ragged: expected some of \[0, 1\], the entries of a sample, got \[2\]"),
+        ([one], [0], r"ragged: expected some of \[\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            collate(samples, ragged)
 
 
 def test_which_tensors_of_a_batch_are_ragged():
@@ -347,6 +358,17 @@ def test_all_modes_of_a_masked_attention():
         lambda q, v: mg.nested.scaled_dot_product_attention(x.like(q), x, x.like(v), mask).values,
         [(x.values, x.values.flip(1))],
     )
+
+
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("average", [False, True])
+def test_attention_of_no_sequences(weights, average):
+    """A filter may leave none of a batch."""
+    attention = nn.MultiheadAttention(8, 2, batch_first=True).double()
+    x = Ragged(torch.zeros(0, 8, dtype=F64), torch.tensor([0]), (0, None, 8))
+    y, shares = attention(x, x, x, need_weights=weights, average_attn_weights=average)
+    assert y.shape == (0, None, 8) and y.requires_grad
+    assert shares is None if not weights else shares.shape == ((0, None, None) if average else (0, 2, None, None))
 
 
 # -- in a graph ---------------------------------------------------------------------------------------------------------

@@ -449,9 +449,11 @@ def weighted_values(
         P = _dropped_shares(S, masked, dropout_p)
         rows.append((P @ wide(v)).to(q.dtype))
         shares.append((P.mean(0) if average else P).to(q.dtype))
-    ragged = [1, 2] if average else [2, 3]
-    heads = Ragged.from_components(rows, ragged_dims=[2])
-    return query.like(heads.values, heads.shape), Ragged.from_components(shares, ragged_dims=ragged)
+    heads = query.like(torch.cat(rows, -2) if rows else value.values, (*query.shape[:-1], value.shape[-1]))
+    shape = (query.batch, *query.shape[1 : 1 if average else 2], None, None)
+    if not shares:
+        return heads, Ragged(query.values.new_zeros(0), query.offsets, shape, query.offsets.new_zeros(0, 2))
+    return heads, Ragged.from_components(shares, ragged_dims=[d for d, n in enumerate(shape) if n is None])
 
 
 def _sequences(x: Ragged, name: str) -> Ragged:
