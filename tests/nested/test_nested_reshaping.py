@@ -175,3 +175,4 @@ def test_what_is_printed():
     assert repr(x.to("meta")) == x.to("meta").summary() and "\n" not in x.summary()
     torch.func.grad(lambda v: repr(x.like(v)) and v.sum())(x.values.detach())
     assert repr(Ragged(torch.zeros(0, 2), torch.zeros(1, dtype=torch.int64), (0, None, 2)))
+    assert repr(Ragged.trusted(x.values, None, x.shape))  # a cotangent, in a custom rule

@@ -371,6 +371,8 @@ def test_missing_methods_say_what_to_use():
         r.add_(1)
     with pytest.raises(AttributeError, match="'Ragged' object has no attribute 'no_such'"):
         r.no_such  # noqa: B018
+    with pytest.raises(AttributeError, match="'object' object has no attribute 'shape'"):
+        Ragged.trusted(r.values, object(), r.shape).batch  # noqa: B018
     with pytest.raises(ValueError, match="mask: the lengths differ"):
         r.masked_fill(Ragged.from_components([random(n, 3) for n in (1, 1, 4)]) > 0, 1.0)
 

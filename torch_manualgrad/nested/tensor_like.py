@@ -397,6 +397,9 @@ def _getitem(self: Ragged, key: Any) -> Any:
 
 def _getattr(self: Ragged, name: str) -> Any:
     """Say what to use instead of a method of Tensor that a Ragged does not have."""
+    own = getattr(Ragged, name, None)
+    if isinstance(own, property) and own.fget:  # it raised an AttributeError, which Python drops: raise it again
+        return own.fget(self)
     if hasattr(Tensor, name) and not name.startswith("__"):
         raise AttributeError(str(_not_covered(name)))
     raise AttributeError(f"'Ragged' object has no attribute {name!r}")
