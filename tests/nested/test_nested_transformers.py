@@ -236,6 +236,8 @@ LOSSES = {
     "kl_div": {"log_target": True},
     "poisson_nll_loss": {},
     "soft_margin_loss": {},
+    "hinge_embedding_loss": {"margin": 0.5},
+    "gaussian_nll_loss": {"var": 0.5},
 }
 
 
@@ -269,6 +271,8 @@ def test_weights_of_losses():
     target = t.sigmoid()
     found = F.binary_cross_entropy(x.sigmoid(), target, weight=w.abs())
     close(found, F.binary_cross_entropy(x.values.sigmoid(), target.values, weight=w.values.abs()))
+    found = nn.GaussianNLLLoss(full=True)(x, t, w.abs())
+    close(found, F.gaussian_nll_loss(x.values, t.values, w.values.abs(), full=True))
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ __all__ = ["LOSSES", "cross_entropy", "nll_loss"]
 _OF_ENTRIES = (
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
+    "gaussian_nll_loss",
+    "hinge_embedding_loss",
     "huber_loss",
     "kl_div",
     "l1_loss",
@@ -35,14 +37,11 @@ _OF_ENTRIES = (
 def _of_entries(name: str) -> Callable[..., Any]:
     function = getattr(F, name)
 
-    def call(input: Any, target: Any, *, weight: Any = None, reduction: str = "mean", **options: Any) -> Any:
-        operands, names = [input, target], ["input", "target"]
-        if weight is not None:
-            operands, names = [*operands, weight], [*names, "weight"]
-        nested, values = aligned(operands, names)
-        input, target, *weights = torch.broadcast_tensors(*values)
-        if weights:
-            options["weight"] = weights[0]
+    def call(input: Any, target: Any, *, reduction: str = "mean", **options: Any) -> Any:
+        more = [key for key in ("weight", "var") if isinstance(options.get(key), (Ragged, Tensor))]
+        nested, values = aligned([input, target, *(options[key] for key in more)], ["input", "target", *more])
+        input, target, *values = torch.broadcast_tensors(*values)
+        options.update(zip(more, values))
         if reduction == "batchmean":
             return function(input, target, reduction="sum", **options) / nested.batch
         found = function(input, target, reduction=reduction, **options)
