@@ -53,6 +53,11 @@ def sum(x: Ragged, dim: Dims = None, keepdim: bool = False) -> Ragged | Tensor:
     return reduce(x, dim, keepdim, lambda s: s.sum(s.values))
 
 
+def _real(x: Ragged) -> torch.dtype:
+    """The dtype of absolute values, without ``dtype.to_real``, at which the compiler ends a graph."""
+    return (x.values.real if x.values.is_complex() else x.values).dtype
+
+
 def _mean(s: Slices, x: Tensor) -> Tensor:
     return s.sum(x) / s.counts()
 
@@ -121,7 +126,7 @@ def var(x: Ragged, dim: Dims = None, *, correction: float = 1, keepdim: bool = F
         ATen var.correction.
     """
     require_inexact(x)
-    real = x.values.dtype.to_real()
+    real = _real(x)
     return reduce(x, all_dims(x, dim), keepdim, lambda s: _variance(s, correction).to(real))
 
 
@@ -148,7 +153,7 @@ def std(x: Ragged, dim: Dims = None, *, correction: float = 1, keepdim: bool = F
         ATen std.correction.
     """
     require_inexact(x)
-    real = x.values.dtype.to_real()
+    real = _real(x)
 
     def root(s: Slices) -> Tensor:
         v = _variance(s, correction)
@@ -215,7 +220,7 @@ def vector_norm(x: Ragged, ord: float = 2, dim: Dims = None, keepdim: bool = Fal
         ATen linalg_vector_norm.
     """
     require_inexact(x)
-    real = x.values.dtype.to_real()
+    real = _real(x)
     return reduce(x, all_dims(x, dim), keepdim, lambda s: _norm(s, float(ord)).to(real))
 
 

@@ -16,7 +16,7 @@ from .lines import Lines
 from .packing import segments
 from .ragged import Ragged
 from .segment_maxima import maxima, segment_amax
-from .segments import _nested_sum_backward, segment_sum, sums
+from .segments import _nested_sum_backward, repeated, segment_sum, sums
 
 __all__ = ["Dims", "Extremum", "Slices", "is_inexact", "map_along", "one_dim", "reduce", "require_inexact", "scan"]
 
@@ -83,7 +83,7 @@ class Slices:
         if self.along is None:
             return reduced
         inexact = reduced.is_floating_point() or reduced.is_complex()
-        repeat = _nested_sum_backward.op if inexact else _nested_sum_backward.reference
+        repeat = repeated if inexact else _nested_sum_backward.reference
         return repeat(reduced, self.offsets, self.values.shape[self.along], self.along)
 
     def counts(self) -> Tensor | int:
