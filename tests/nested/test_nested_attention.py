@@ -139,7 +139,7 @@ def test_attention_to_nothing():
         ({"attn_mask": torch.ones(3, 3), "is_causal": True}, ValueError, "attn_mask: expected None with is_causal"),
         ({"query": batch(None, 2, 4, lengths=(3, 2))}, ValueError, "query: expected shape"),
         ({"key": batch(2, None, 3, lengths=(3, 2))}, ValueError, "key: expected a last dim of 4"),
-        ({"value": batch(2, None, 4, lengths=(2, 3))}, ValueError, "value: the offsets differ"),
+        ({"value": batch(2, None, 4, lengths=(2, 3))}, ValueError, "value: the lengths differ"),
         ({"value": batch(3, None, 4, lengths=(3, 2))}, ValueError, "key and value"),
         ({"query": batch(2, None, 4, lengths=(3, 2), dtype=torch.complex128)}, TypeError, "query"),
         ({"query": batch(2, None, 4, lengths=(3, 2)).like(torch.zeros(2, 5, 4))}, TypeError, "key: expected the dtype"),

@@ -11,6 +11,7 @@ from helpers.interpreters import run_python
 from helpers.tensors import random
 
 import torch_manualgrad as mg
+from torch_manualgrad.nested import Ragged
 
 LENGTHS = (2, 5, 3)
 WEIGHT = random(8, 8, seed=9)
@@ -207,3 +208,39 @@ def test_no_more_graphs_than_without():
     stocks = graphs()
     with mg.override("nested"):
         assert graphs() == stocks
+
+
+OF_OTHER_SIZES = {
+    "sum": lambda x: x.sum(1),
+    "mean": lambda x: x.mean(1),
+    "softmax": lambda x: x.softmax(1),
+    "log_softmax": lambda x: x.log_softmax(1),
+    "amax": lambda x: x.amax(1),
+    "max": lambda x: x.max(1).values,
+    "var": lambda x: x.var(1),
+    "logsumexp": lambda x: x.logsumexp(1),
+    "vector_norm": lambda x: x.norm(dim=1),
+    "products": lambda x: torch.matmul(x.mT, x),
+    "a matrix for each": lambda x: torch.matmul(x, x.sum(1)[:, :, None] * x.sum(1)[:, None]),
+    "attention": lambda x: F.scaled_dot_product_attention(x, x, x),
+    "one for each": lambda x: x * x.mean(1, keepdim=True),
+    "select": lambda x: x[:, 0],
+    "layers": lambda x: F.layer_norm(F.gelu(F.linear(x, WEIGHT[:4, :4])) + x, (4,)),
+}
+
+
+@pytest.mark.parametrize("name", OF_OTHER_SIZES)
+def test_batches_of_other_sizes_share_a_graph(name):
+    """Number and lengths of the components change from batch to batch: the first two compile, the others run."""
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    f = torch.compile(OF_OTHER_SIZES[name], backend=counter, fullgraph=True)
+    for i, lengths in enumerate(((3, 2), (2, 2, 2), (4, 1, 4, 5), (7, 1, 1, 1, 2), (2, 9))):
+        x = Ragged.from_components([random(n, 4, seed=n + i) for n in lengths]).requires_grad_()
+        found, expected = f(x), OF_OTHER_SIZES[name](x)
+        assert type(found) is type(expected)
+        if isinstance(found, Ragged):
+            found, expected = found.values, expected.values
+        torch.testing.assert_close(found, expected, equal_nan=True)
+        slopes = [torch.autograd.grad(y.sin().sum(), x.values)[0] for y in (found, expected)]
+        torch.testing.assert_close(*slopes, equal_nan=True)  # the variance of one entry is nan
+    assert counter.frame_count == 2

@@ -207,6 +207,12 @@ def test_matmul_refuses_shapes(x, y):
         nested.matmul(x, y)
 
 
+def test_lengths_that_differ_are_named():
+    x, y = batch(None, 4, lengths=(2, 1)), batch(None, 4, lengths=(1, 2))
+    with pytest.raises(ValueError, match=r"the lengths differ, \[2, 1\] and \[1, 2\]"):
+        nested.matmul(x.mT, y)
+
+
 def test_matmul_requires_a_nested_argument():
     with pytest.raises(TypeError, match="nested"):
         nested.matmul(random(2, 3), random(3, 4))

@@ -91,6 +91,37 @@ def test_cat_of_batches():
     same(torch.cat((x, y, x), dim=0), [*x, *y, *x])
 
 
+BY_POSITION = {
+    "sort": lambda x: x.sort(-1, True)[0],
+    "sort, stable": lambda x: x.sort(stable=True, descending=True)[1],
+    "argsort": lambda x: x.argsort(-1, True),
+    "topk": lambda x: x.topk(2, -1, False, True)[0],
+    "argmax": lambda x: x.argmax(-1, True),
+    "any": lambda x: (x > 1).any(-1, True),
+}
+
+
+@pytest.mark.parametrize("name", BY_POSITION)
+def test_options_by_position(name):
+    x = batch(6)
+    for found, expected in zip(BY_POSITION[name](x), map(BY_POSITION[name], x), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_wrong_options():
+    x = batch(6)
+    with pytest.raises(TypeError, match="topk: expected at most k, dim, largest, sorted, got 5"):
+        x.topk(2, -1, True, True, 1)
+    with pytest.raises(TypeError, match=r"dim: any of a Ragged takes one dim, got \(1, 2\)"):
+        x.any(dim=(1, 2))
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_batches_without_components_are_concatenated(dim):
+    x = batch(6)[:0]
+    assert torch.cat([x, x], dim).shape == (0, None, 12 if dim == 2 else 6)
+
+
 @pytest.mark.parametrize("name", ["argmax", "argmin", "any", "all"])
 def test_reductions_along_a_regular_dim(name):
     x = batch(6) if name.startswith("arg") else batch(6) > 0
@@ -116,7 +147,7 @@ def test_reductions_along_a_regular_dim(name):
         (lambda x: x.permute(1, 0, 2), "dims: expected 0 and then every other dim"),
         (lambda x: x.expand(4, 5, 6), "sizes: .* whose batch and ragged dim stay"),
         (lambda x: torch.cat([x, x.transpose(1, 2)]), r"tensors\[1\]: .* does not fit"),
-        (lambda x: torch.cat([x, batch(6, lengths=(1, 2, 3, 2))], -1), r"tensors\[1\]: the offsets differ"),
+        (lambda x: torch.cat([x, batch(6, lengths=(1, 2, 3, 2))], -1), r"tensors\[1\]: the lengths differ"),
         (lambda x: torch.stack([x, x]), "dim: expected 1 or more"),
         (lambda x: x.argmax(1), "dim: argmax takes a regular dim"),
         (lambda x: x + random(4, 9, 6), r"other: shape \[4, 9, 6\] does not broadcast"),
@@ -144,3 +175,4 @@ def test_what_is_printed():
     assert repr(x.to("meta")) == x.to("meta").summary() and "\n" not in x.summary()
     torch.func.grad(lambda v: repr(x.like(v)) and v.sum())(x.values.detach())
     assert repr(Ragged(torch.zeros(0, 2), torch.zeros(1, dtype=torch.int64), (0, None, 2)))
+    assert repr(Ragged.trusted(x.values, None, x.shape))  # a cotangent, in a custom rule

@@ -452,10 +452,8 @@ def test_structures_that_differ():
         "number of components differ: 3 and 1": ragged("one"),
         "number of dims differ: 3 and 2": ragged("vector"),
         r"ragged dims differ: \(1,\) and \(2,\)": ragged("last"),
-        "positions along the ragged dim differ: 6 and 5": Ragged(
-            torch.zeros(5, 3), torch.tensor([0, 2, 2, 5]), x.shape
-        ),
-        r"offsets differ: \[0, 2, 2, 6\] and \[0, 1, 2, 6\]": Ragged(x.values, torch.tensor([0, 1, 2, 6]), x.shape),
+        r"lengths differ: \[2, 0, 4\] and \[2, 0, 3\]": Ragged(torch.zeros(5, 3), torch.tensor([0, 2, 2, 5]), x.shape),
+        r"lengths differ: \[2, 0, 4\] and \[1, 1, 4\]": Ragged(x.values, torch.tensor([0, 1, 2, 6]), x.shape),
     }
     for message, other in others.items():
         with pytest.raises(ValueError, match=f"other: the {message}"):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.ragged import batch, in_every_mode
 from helpers.tensors import random
 from torch import nn
 
@@ -21,6 +22,7 @@ import torch_manualgrad as mg
 from torch_manualgrad import nested
 from torch_manualgrad.nested import Ragged
 from torch_manualgrad.testing import check
+from torch_manualgrad.testing.database.opinfo import nested_entries
 
 F64, C128 = torch.float64, torch.complex128
 KINDS = {  # the components' shapes
@@ -113,7 +115,7 @@ def test_operators_with_a_non_number():
     same_components(r / np.float32(2), [c / 2 for c in r])
     with pytest.raises(TypeError, match="unsupported operand"):
         np.ones(3) * r
-    with pytest.raises(ValueError, match="other: .*offsets differ"):
+    with pytest.raises(ValueError, match="other: .*lengths differ"):
         r + Ragged.from_components([random(n, 3) for n in (1, 1, 4)])
 
 
@@ -323,6 +325,58 @@ def test_round_trip_with_nested_tensors():
     same_components(nested.add(r, nt), [2 * c for c in r])
 
 
+# -- elementwise functions, and functions that are missing -------------------------------------------------------------
+
+# operators of numbers on the left, which `ARITHMETIC` has; several tensors; for CUDA; on one tensor only
+NOT_BY_ENTRY = ("__r", "frexp", "fill", "nn.functional.prelu", "jiterator", "cdouble", "cfloat", "chalf")
+
+
+def elementwise_entries():
+    kinds = ("UnaryUfuncInfo", "BinaryUfuncInfo")
+    return [op for op in nested_entries() if type(op).__name__ in kinds and not op.name.startswith(NOT_BY_ENTRY)]
+
+
+@pytest.mark.parametrize("op", elementwise_entries(), ids=lambda op: op.full_name)
+def test_every_elementwise_function_of_torch(op):
+    dtype = next(d for d in (F64, torch.int64, C128) if d in op.dtypes)
+    r = Ragged(
+        (random(6, 3).abs() / 2 + 0.1).mul(1 if dtype == F64 else 9).to(dtype), torch.tensor([0, 2, 6]), (2, None, 3)
+    )
+    kwargs = op.sample_kwargs("cpu", dtype, r.values)[0] if type(op).__name__ == "UnaryUfuncInfo" else {}
+    count = 1 if type(op).__name__ == "UnaryUfuncInfo" else 2
+    found = []
+    for x in (r, r.values):
+        torch.manual_seed(0)
+        found.append(op.op(*[x] * count, **kwargs))
+    assert found[0].shape == r.shape
+    torch.testing.assert_close(found[0].values, found[1], rtol=0, atol=0, equal_nan=True)
+
+
+def test_elementwise_functions_of_three():
+    r, w = ragged(), random(3)
+    same_components(torch.lerp(r, 2 * r, 0.5), [torch.lerp(c, 2 * c, 0.5) for c in r])
+    same_components(r.lerp(r.cos(), weight=w), [c.lerp(c.cos(), w) for c in r])
+    same_components(torch.addcmul(w, r, r, value=2), [torch.addcmul(w, c, c, value=2) for c in r])
+    same_components(torch.addcdiv(r, w, r), [torch.addcdiv(c, w, c) for c in r])
+    same_components(torch.bmm(r, random(3, 3, 2)), [torch.bmm(c[None], m[None])[0] for c, m in zip(r, random(3, 3, 2))])
+
+
+def test_missing_methods_say_what_to_use():
+    r = ragged()
+    for name in ("mv", "backward", "register_hook"):
+        assert not hasattr(r, name)
+        with pytest.raises(AttributeError, match=rf"{name}: not a function of a Ragged. Use .* its values"):
+            getattr(r, name)
+    with pytest.raises(AttributeError, match="add_: in-place functions do not take a Ragged; use add"):
+        r.add_(1)
+    with pytest.raises(AttributeError, match="'Ragged' object has no attribute 'no_such'"):
+        r.no_such  # noqa: B018
+    with pytest.raises(AttributeError, match="'object' object has no attribute 'shape'"):
+        Ragged.trusted(r.values, object(), r.shape).batch  # noqa: B018
+    with pytest.raises(ValueError, match="mask: the lengths differ"):
+        r.masked_fill(Ragged.from_components([random(n, 3) for n in (1, 1, 4)]) > 0, 1.0)
+
+
 # -- functions and modules of torch -----------------------------------------------------------------------------------
 
 
@@ -344,6 +398,64 @@ def test_every_function_of_the_package_is_one_of_torch_and_a_method():
             assert places, name
         assert callable(getattr(ragged(), name)), name
     assert not missing
+
+
+def _of(name, *args):
+    function = getattr(nested, name)
+    return lambda x: function(x, *args)
+
+
+IN_EVERY_MODE = {  # of (B, *, 4)
+    **{
+        name: getattr(nested, name)
+        for name in """
+            celu elu gelu hardtanh leaky_relu mish relu selu silu softplus glu prod std sum unbind var vector_norm
+        """.split()
+    },
+    **{
+        f"{name}, {where} dim": _of(name, dim)
+        for name in "cumsum log_softmax logsumexp prod softmax std sum var".split()
+        for where, dim in (("ragged", 1), ("dense", 2))
+    },
+    **{name: _of(name, 2) for name in ("amax", "amin", "mean")},
+    "max": lambda x: nested.max(x, 2).values,
+    "min": lambda x: nested.min(x, 2).values,
+    "add": lambda x: nested.add(x, x.cos()),
+    "div": lambda x: nested.div(x, x.cos() + 2),
+    "maximum": lambda x: nested.maximum(x, x.cos()),
+    "minimum": lambda x: nested.minimum(x, x.cos()),
+    "mul": lambda x: nested.mul(x, x.cos()),
+    "sub": lambda x: nested.sub(x, x.cos()),
+    "pow": lambda x: nested.pow(x * x + 1, x),
+    "threshold": _of("threshold", 0.1, 0.2),
+    "dropout": _of("dropout", 0.5, False),
+    "layer_norm": _of("layer_norm", (4,)),
+    "rms_norm": _of("rms_norm", (4,)),
+    "linear": _of("linear", random(3, 4), random(3)),
+    "matmul": _of("matmul", random(4, 3)),
+    "scaled_dot_product_attention": lambda x: nested.scaled_dot_product_attention(x, x, x, is_causal=True),
+    "scaled_dot_product_attention, mask": lambda x: nested.scaled_dot_product_attention(
+        x, x, x, random(*[max(x.lengths.tolist())] * 2)
+    ),
+    "narrow": _of("narrow", 2, 1, 2),
+    "select": _of("select", 2, 1),
+    "slice": _of("slice", 1, 1),
+    "chunk": _of("chunk", 2, 2),
+    "split": _of("split", 3, 2),
+    "split_with_sizes": _of("split_with_sizes", [1, 3], 2),
+    "transpose": _of("transpose", 1, 2),
+    "to_padded_tensor": _of("to_padded_tensor", 1.0),
+}
+
+
+def test_the_table_of_modes_is_complete():
+    assert {name.partition(",")[0] for name in IN_EVERY_MODE} >= {*nested.__all__} - {"Ragged", "collate"}
+
+
+@pytest.mark.parametrize("lengths", [(3, 0, 2), (0, 0)], ids=["some", "empty"])
+@pytest.mark.parametrize("name", IN_EVERY_MODE)
+def test_in_every_mode_without_an_override(name, lengths):
+    in_every_mode(IN_EVERY_MODE[name], batch(None, 4, lengths=lengths))
 
 
 CALLS = {

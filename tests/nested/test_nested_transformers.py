@@ -202,6 +202,17 @@ def test_a_loader(workers):
     assert isinstance(pairs[0], torch.Tensor) and pairs[1][0].tolist() == [1.0, 2.0]
     with pytest.raises(ValueError, match="samples"):
         collate([])
+    one = torch.ones(2)
+    for samples, ragged, message in (
+        ([{"a": one}, {"b": one}], None, r"samples: expected the keys \['a'\], like the first, got \['b'\] at 1"),
+        ([one, 3], None, "samples: expected Tensor, like the first, got 3 at 1"),
+        ([(one,), {"a": one}], None, "samples: expected tuple, like the first, got {'a'"),
+        ([{"word": one}], {"words"}, r"ragged: expected some of \['word'\], the entries of a sample, got \['words'\]"),
+        ([(one, one)], [0, 2], r"ragged: expected some of \[0, 1\], the entries of a sample, got \[2\]"),
+        ([one], [0], r"ragged: expected some of \[\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            collate(samples, ragged)
 
 
 def test_which_tensors_of_a_batch_are_ragged():
@@ -225,6 +236,8 @@ LOSSES = {
     "kl_div": {"log_target": True},
     "poisson_nll_loss": {},
     "soft_margin_loss": {},
+    "hinge_embedding_loss": {"margin": 0.5},
+    "gaussian_nll_loss": {"var": 0.5},
 }
 
 
@@ -258,6 +271,8 @@ def test_weights_of_losses():
     target = t.sigmoid()
     found = F.binary_cross_entropy(x.sigmoid(), target, weight=w.abs())
     close(found, F.binary_cross_entropy(x.values.sigmoid(), target.values, weight=w.values.abs()))
+    found = nn.GaussianNLLLoss(full=True)(x, t, w.abs())
+    close(found, F.gaussian_nll_loss(x.values, t.values, w.values.abs(), full=True))
 
 
 @pytest.mark.parametrize(
@@ -294,11 +309,20 @@ def test_cross_entropy_with_further_dims():
     close(F.cross_entropy(x, t), torch.cat([a.flatten() for a in alone]).mean())
 
 
+@pytest.mark.filterwarnings("ignore:size_average and reduce")
+def test_losses_without_a_reduction_have_components_however_that_is_said():
+    x, classes = Ragged.from_components(sequences(5)), Ragged.from_components([w % 5 for w in words()])
+    for options in ({"reduction": "none"}, {"reduce": False}):
+        same(F.mse_loss(x, 2 * x, **options), [c.square() for c in x])
+        found = F.cross_entropy(x.transpose(1, 2), classes, **options)
+        same(found, [F.cross_entropy(c, t, reduction="none") for c, t in zip(x, classes)])
+
+
 def test_cross_entropy_refuses():
     scores, classes = Ragged.from_components(sequences(5)), Ragged.from_components([w % 5 for w in words()])
     with pytest.raises(ValueError, match=r"classes in dim 1.*transpose\(1, 2\)"):
         F.cross_entropy(scores, classes)
-    with pytest.raises(ValueError, match="target: the lengths differ"):
+    with pytest.raises(ValueError, match=r"target: the lengths differ: \[4, 1, 6, 3\] and \[1, 4, 6, 3\]"):
         F.cross_entropy(scores.transpose(1, 2), Ragged.from_components([w % 5 for w in words((1, 4, 6, 3))]))
     with pytest.raises(TypeError, match="cross_entropy: expected a Ragged"):
         F.cross_entropy(scores.transpose(1, 2), torch.zeros(4, 6).long())
@@ -338,3 +362,72 @@ def test_all_modes_of_a_masked_attention():
         lambda q, v: mg.nested.scaled_dot_product_attention(x.like(q), x, x.like(v), mask).values,
         [(x.values, x.values.flip(1))],
     )
+
+
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("average", [False, True])
+def test_attention_of_no_sequences(weights, average):
+    """A filter may leave none of a batch."""
+    attention = nn.MultiheadAttention(8, 2, batch_first=True).double()
+    x = Ragged(torch.zeros(0, 8, dtype=F64), torch.tensor([0]), (0, None, 8))
+    y, shares = attention(x, x, x, need_weights=weights, average_attn_weights=average)
+    assert y.shape == (0, None, 8) and y.requires_grad
+    assert shares is None if not weights else shares.shape == ((0, None, None) if average else (0, 2, None, None))
+
+
+# -- in a graph ---------------------------------------------------------------------------------------------------------
+
+
+class Sentence(nn.Module):
+    """With layers of torch that pass options by position, such as whether to write to the argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.activations = nn.Sequential(
+            nn.Hardtanh(), nn.Threshold(-0.9, -0.8), nn.ELU(), nn.SELU(), nn.CELU(), nn.LeakyReLU(), nn.Dropout(0.0)
+        )
+        self.loss = nn.BCEWithLogitsLoss(weight=torch.rand(8), pos_weight=torch.rand(8))
+
+    def forward(self, x):
+        y = self.activations(self.layer(x, is_causal=True))
+        classes = F.cross_entropy(y.transpose(1, 2), (x[..., 0] > 0).long(), None, None, -100, None, "sum")
+        return self.loss(y, (x > 0).double()) + classes
+
+
+@pytest.mark.parametrize("backend", ["eager", pytest.param("manualgrad", marks=pytest.mark.slow)])
+def test_a_layer_and_its_loss_are_one_graph(backend):
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    model = Sentence().double()
+    compiled, parameters = torch.compile(model, backend=backend, fullgraph=True), list(model.layer.parameters())
+    for lengths in (LENGTHS, (3, 5, 1)):
+        x = Ragged.from_components(sequences(8, lengths=lengths))
+        found, expected = compiled(x), model(x)
+        close(found, expected)
+        for a, b in zip(*(torch.autograd.grad(loss, parameters) for loss in (found, expected))):
+            close(a, b, rtol=1e-8)
+
+
+@pytest.mark.parametrize("kind", ["mask", "dropout", "weights"])
+def test_attention_that_reads_lengths_ends_a_graph(kind):
+    """Sequence by sequence there, too: a mask of the longest sequence does not fit one of all."""
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    attention = nn.MultiheadAttention(8, 2, batch_first=True, dropout=0.5 if kind == "dropout" else 0.0).double()
+    x, mask = Ragged.from_components(sequences(8)), random(6, 6) if kind == "mask" else None
+
+    def program(x):
+        y, shares = attention(x * 2, x, x, need_weights=kind == "weights", attn_mask=mask)
+        return y * 2, shares
+
+    found = []
+    for f in (program, torch.compile(program, backend="eager")):
+        torch.manual_seed(1)
+        found.append(f(x))
+    (expected, weights), (y, shares) = found
+    same(y, list(expected))
+    assert kind != "weights" or all(torch.allclose(a, b) for a, b in zip(shares, weights))
+    torch.compiler.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="attention of a Ragged reads the lengths"):
+        torch.compile(program, backend="eager", fullgraph=True)(x)

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..arguments import described
+from ..core.internals import breaks_graphs
 from ..core.rule import formula
 from .conversion import on_nested, require_same_structure
 from .maps import dense_softmax
@@ -29,6 +30,8 @@ from .ragged import Ragged
 from .segments import wide
 
 __all__ = ["scaled_dot_product_attention", "weighted_values"]
+
+_READS_LENGTHS = "{}: attention of a Ragged reads the lengths then, which ends a graph"
 
 
 def _scores(group: Group, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor | None]:
@@ -306,7 +309,7 @@ def scaled_dot_product_attention(
         attn_mask: one mask for all sequences, (L, S), where $L$ is the largest number of queries and $S$ that of keys.
             Booleans, True where a query attends to a key, or numbers that are added to the products. A shorter sequence
             uses the first rows and columns. None for no mask.
-        dropout_p: the probability of dropping a weight; 0 in a graph.
+        dropout_p: the probability of dropping a weight. A mask or dropout ends a graph.
         is_causal: whether query $i$ of a sequence attends to the keys 0 to $i$ only.
         scale: the factor of the products; None for $d^(-1/2)$.
         enable_gqa: whether key and value may have fewer heads (the third dim from the end), each of which serves the
@@ -354,7 +357,7 @@ def scaled_dot_product_attention(
     if attn_mask is None and dropout_p == 0:
         y, _ = nested_attention.op(q, k, v, query.offsets, key.offsets, is_causal, scale)
     else:
-        y = _general(query, key, q, k, v, _added(attn_mask, query, key), dropout_p, is_causal, scale)
+        y = _general(query, key, q, k, v, attn_mask, dropout_p, is_causal, scale)
     return query.like(y, (*query.shape[:-1], value.shape[-1]))
 
 
@@ -386,20 +389,20 @@ def _dropped_shares(S: Tensor, masked: Tensor | None, dropout_p: float) -> Tenso
     return F.dropout(P, dropout_p) if dropout_p else P
 
 
+@breaks_graphs(_READS_LENGTHS.format("attn_mask, dropout_p"))
 def _general(
     query: Ragged,
     key: Ragged,
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: Tensor | None,
+    attn_mask: Tensor | None,
     dropout_p: float,
     causal: bool,
     scale: float,
 ) -> Tensor:
     """Attention with a mask or dropout, in torch's differentiable operators."""
-    if torch.compiler.is_compiling():
-        raise ValueError("attn_mask, dropout_p: expected None and 0 in a graph, where lengths cannot be read")
+    mask = _added(attn_mask, query, key)
 
     def forward(group: Group, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor]:
         S, masked = _scores(group, q, k, scale)
@@ -411,6 +414,7 @@ def _general(
     return y.to(q.dtype)
 
 
+@breaks_graphs(_READS_LENGTHS.format("need_weights"))
 def weighted_values(
     query: Ragged,
     key: Ragged,
@@ -445,9 +449,11 @@ def weighted_values(
         P = _dropped_shares(S, masked, dropout_p)
         rows.append((P @ wide(v)).to(q.dtype))
         shares.append((P.mean(0) if average else P).to(q.dtype))
-    ragged = [1, 2] if average else [2, 3]
-    heads = Ragged.from_components(rows, ragged_dims=[2])
-    return query.like(heads.values, heads.shape), Ragged.from_components(shares, ragged_dims=ragged)
+    heads = query.like(torch.cat(rows, -2) if rows else value.values, (*query.shape[:-1], value.shape[-1]))
+    shape = (query.batch, *query.shape[1 : 1 if average else 2], None, None)
+    if not shares:
+        return heads, Ragged(query.values.new_zeros(0), query.offsets, shape, query.offsets.new_zeros(0, 2))
+    return heads, Ragged.from_components(shares, ragged_dims=[d for d, n in enumerate(shape) if n is None])
 
 
 def _sequences(x: Ragged, name: str) -> Ragged:

@@ -41,6 +41,18 @@ def collate(samples: Sequence[Any], ragged: bool | Collection[Any] | None = None
     if not samples:
         raise ArgumentError("samples: expected at least one, got none")
     first = samples[0]
+    kind: Any = next((k for k in (Mapping, (tuple, list), Tensor) if isinstance(first, k)), object)
+    for i, sample in enumerate(samples):
+        if not isinstance(sample, kind):
+            raise ArgumentError(
+                f"samples: expected {type(first).__name__}, like the first, got {described(sample)} at {i}"
+            )
+        if kind is Mapping and sample.keys() != first.keys():
+            raise ArgumentError(f"samples: expected the keys {list(first)}, like the first, got {list(sample)} at {i}")
+    if isinstance(ragged, Collection):
+        known = list(first) if kind is Mapping else list(range(len(first))) if kind == (tuple, list) else []
+        if unknown := [key for key in ragged if key not in known]:
+            raise ArgumentError(f"ragged: expected some of {known}, the entries of a sample, got {unknown}")
 
     def part(key: Any, values: Sequence[Any]) -> Any:
         return collate(values, key in ragged if isinstance(ragged, Collection) else ragged)

@@ -15,7 +15,7 @@ from ..core.internals import JaggedStructure, breaks_graphs, jagged_structure, t
 from .layouts import has_unused, jagged_values, to_jagged, tracked, unused_positions, used_positions
 from .ragged import Ragged, check_values
 
-__all__ = ["on_nested", "require_same_structure", "same_structure"]
+__all__ = ["on_nested", "require_same_lengths", "require_same_structure", "same_structure"]
 
 
 class _NeedsOffsets(Exception):
@@ -283,22 +283,30 @@ def require_same_structure(x: Ragged, other: Ragged, *, name: str = "other") -> 
         ("number of components", x.batch, other.batch),
         ("number of dims", x.dim(), other.dim()),
         ("ragged dims", x.ragged_dims, other.ragged_dims),
-        ("positions along the ragged dim", x.values.shape[x.packed_dim], other.values.shape[other.packed_dim]),
     ):
-        if a != b and not (what.startswith("positions") and x.sizes is not None):
+        if a != b:
             raise ValueError(f"{name}: the {what} differ: {a} and {b}")
+    require_same_lengths(x, other, name=name)
+
+
+def require_same_lengths(x: Ragged, other: Ragged, *, name: str = "other") -> None:
+    """`require_same_structure` of the sizes in the ragged dims only, which need not be the same dims."""
     if x.offsets is other.offsets and x.sizes is other.sizes:
         return
-    if torch.compiler.is_dynamo_compiling():  # which traces this for a Ragged only
-        return
     if torch.compiler.is_compiling() or type(x.offsets) is not Tensor or type(other.offsets) is not Tensor:
+        totals = x.values.shape[x.packed_dim], other.values.shape[other.packed_dim]
+        if x.sizes is None and totals[0] != totals[1]:
+            raise ValueError(f"{name}: the sums of the lengths differ: {totals[0]} and {totals[1]}")
+        if torch.compiler.is_dynamo_compiling():  # which traces this for a Ragged only
+            return
         sizes = traced_nested_int(x.offsets), traced_nested_int(other.offsets)
         if None not in sizes and sizes[0] != sizes[1]:
             raise ValueError(f"{name}: in a graph, the sizes of the ragged dims differ: {sizes[0]} and {sizes[1]}")
         return
-    for what, mine, others in zip(("offsets", "sizes"), x.read(), other.read()):
-        if mine != others:
-            raise ValueError(f"{name}: the {what} differ: {mine} and {others}")
+    if x.read() != other.read():
+        what = "lengths" if x.sizes is None else "sizes"
+        mine, others = (b.lengths if b.sizes is None else b.sizes for b in (x, other))
+        raise ValueError(f"{name}: the {what} differ: {mine.tolist()} and {others.tolist()}")
 
 
 def same_structure(a: JaggedStructure, b: JaggedStructure) -> bool:

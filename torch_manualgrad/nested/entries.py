@@ -118,26 +118,28 @@ def normalize(input: Ragged, p: float = 2.0, dim: int = 1, eps: float = 1e-12, o
     return input / (norms.clamp_min(eps) if isinstance(norms, Tensor) else norms.clamp(min=eps))
 
 
-def _along(name: str, keeps: bool = True) -> Callable[..., Any]:
-    """Apply torch's function along one regular dim; the results keep the dim, or if not ``keeps``, ``keepdim`` decides."""
-    function = getattr(torch, name)
+_AFTER_DIM = {"topk": ("largest", "sorted"), "sort": ("descending",), "argsort": ("descending", "stable")}
 
-    def call(x: Ragged, *args: Any, dim: int | None = None, keepdim: bool = False, **kwargs: Any) -> Any:
-        given = list(args)
-        if dim is None and name == "topk":
-            dim = given.pop(1) if len(given) > 1 else -1
-        elif dim is None:
-            dim = given.pop(0) if given else None if name in ("any", "all", "argmax", "argmin") else -1
-        if not keeps and given:
-            keepdim = given.pop(0)
+
+def _along(name: str) -> Callable[..., Any]:
+    """Apply torch's function along one regular dim. The results keep the dim, or ``keepdim`` decides."""
+    function, keeps = getattr(torch, name), name in _AFTER_DIM
+    names = ("k",) * (name == "topk") + ("dim", *_AFTER_DIM.get(name, ("keepdim",)))
+
+    def call(x: Ragged, *args: Any, **kwargs: Any) -> Any:
+        if len(args) > len(names):
+            raise TypeError(f"{name}: expected at most {', '.join(names)}, got {len(args)} arguments")
+        options = {**dict(zip(names, args)), **kwargs}
+        dim = options.pop("dim", -1 if keeps else None)
         if dim is None:
             return function(x.values)
+        if not isinstance(dim, int):
+            raise TypeError(f"dim: {name} of a Ragged takes one dim, got {dim}")
         at = regular_dim(x, dim, name)
-        options = kwargs if keeps else {"keepdim": keepdim}
-        found = function(x.values, *given, dim=at - 1, **options)
+        found = function(x.values, dim=at - 1, **options)
 
         def batch(values: Tensor) -> Ragged:
-            size = [] if not keeps and not keepdim else [values.shape[at - 1]]
+            size = [values.shape[at - 1]] if keeps or options.get("keepdim") else []
             return x.like(values, [*x.shape[:at], *size, *x.shape[at + 1 :]])
 
         if isinstance(found, Tensor):
@@ -149,5 +151,4 @@ def _along(name: str, keeps: bool = True) -> Callable[..., Any]:
     return call
 
 
-ALONG = {name: _along(name) for name in ("topk", "sort", "argsort")}
-ALONG |= {name: _along(name, keeps=False) for name in ("argmax", "argmin", "any", "all")}
+ALONG = {name: _along(name) for name in (*_AFTER_DIM, "argmax", "argmin", "any", "all")}

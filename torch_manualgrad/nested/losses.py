@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .arithmetic import aligned, of_entries
-from .conversion import require_same_structure
+from .conversion import require_same_lengths, require_same_structure
 from .ragged import Ragged
 
 __all__ = ["LOSSES", "cross_entropy", "nll_loss"]
@@ -22,6 +22,8 @@ __all__ = ["LOSSES", "cross_entropy", "nll_loss"]
 _OF_ENTRIES = (
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
+    "gaussian_nll_loss",
+    "hinge_embedding_loss",
     "huber_loss",
     "kl_div",
     "l1_loss",
@@ -35,18 +37,15 @@ _OF_ENTRIES = (
 def _of_entries(name: str) -> Callable[..., Any]:
     function = getattr(F, name)
 
-    def call(input: Any, target: Any, *, weight: Any = None, reduction: str = "mean", **options: Any) -> Any:
-        operands, names = [input, target], ["input", "target"]
-        if weight is not None:
-            operands, names = [*operands, weight], [*names, "weight"]
-        nested, values = aligned(operands, names)
-        input, target, *weights = torch.broadcast_tensors(*values)
-        if weights:
-            options["weight"] = weights[0]
+    def call(input: Any, target: Any, *, reduction: str = "mean", **options: Any) -> Any:
+        more = [key for key in ("weight", "var") if isinstance(options.get(key), (Ragged, Tensor))]
+        nested, values = aligned([input, target, *(options[key] for key in more)], ["input", "target", *more])
+        input, target, *values = torch.broadcast_tensors(*values)
+        options.update(zip(more, values))
         if reduction == "batchmean":
             return function(input, target, reduction="sum", **options) / nested.batch
         found = function(input, target, reduction=reduction, **options)
-        return of_entries(nested, found) if reduction == "none" else found
+        return of_entries(nested, found) if found.dim() else found
 
     call.__name__ = name
     call.__doc__ = f"``torch.nn.functional.{name}``, over the actual entries; a target may be dense as in `add`."
@@ -79,11 +78,10 @@ def _of_classes(name: str) -> Callable[..., Any]:
         else:
             if target.dim() != input.dim() - 1 or target.ragged_dims != (ragged - 1,):
                 raise ValueError(f"target: {target.summary()} does not fit input {input.summary()}")
-            if target.offsets is not input.offsets and target.read() != input.read():
-                raise ValueError(f"target: the lengths differ from those of input: {target.read()} and {input.read()}")
+            require_same_lengths(input, target, name="target")
             given = target.values.movedim(ragged - 2, 0)
         found = function(rows, given, *args, **kwargs)
-        if kwargs.get("reduction", "mean") != "none":
+        if not found.dim():
             return found
         shape = [n for d, n in enumerate(input.shape) if d != 1]
         return input.like(found.movedim(0, ragged - 2), shape)

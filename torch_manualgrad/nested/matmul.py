@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..core.rule import formula
 from .conversion import on_nested
-from .packing import segments
+from .packing import readable, segments
 from .products import nested_inner, nested_rows
 from .ragged import Ragged
 
@@ -110,17 +110,18 @@ def _nested_nested(x: Ragged, y: Ragged) -> Any:
 
 
 def _same_lengths(x: Ragged, y: Ragged) -> None:
-    """Check that the ragged dims agree; on the CPU all lengths are compared, elsewhere the totals.
+    """Check that the ragged dims agree; on the CPU all lengths are compared, elsewhere their sums.
 
     Raises:
         ValueError: the lengths differ.
     """
+    if readable(x.offsets) and readable(y.offsets):
+        if x.offsets is not y.offsets and x.read_offsets() != y.read_offsets():
+            raise _no_product(x, y, f": the lengths differ, {x.lengths.tolist()} and {y.lengths.tolist()}")
+        return
     ours, theirs = x.values.shape[x.packed_dim], y.values.shape[y.packed_dim]
-    same = ours == theirs
-    if same and x.offsets is not y.offsets and x.offsets.device.type == "cpu" and not torch.compiler.is_compiling():
-        same = x.read_offsets() == y.read_offsets()
-    if not same:
-        raise _no_product(x, y, f": the ragged dims differ, {ours} and {theirs} positions in all")
+    if ours != theirs:
+        raise _no_product(x, y, f": the sums of the lengths differ, {ours} and {theirs}")
 
 
 def _on_rows(x: Ragged, width: int, f: Any) -> Ragged:

@@ -139,7 +139,7 @@ def _nansum(self: Ragged, dim: Any = None, keepdim: bool = False) -> Any:
 @on_nested
 def _nanmean(self: Ragged, dim: Any = None, keepdim: bool = False) -> Any:
     """nanmean, which PyTorch computes from sums that count holes if no dims are given."""
-    require_inexact(self, "nanmean")
+    require_inexact(self)
     present = self.like(self.values.isnan().logical_not().to(self.values.dtype))
     counts = reductions.sum(present, reductions.all_dims(self, _some(dim)), keepdim)
     return _nansum(self, dim, keepdim) / counts

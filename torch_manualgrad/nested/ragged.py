@@ -87,7 +87,7 @@ class Ragged:
 
     def __repr__(self) -> str:
         text = self.summary()
-        if not isinstance(self.values, Tensor) or not readable(self.values):
+        if not all(isinstance(x, Tensor) and readable(x) for x in (self.values, self.offsets)):
             return text
         shown = list(range(self.batch)) if self.batch <= 2 * _SHOWN else [*range(_SHOWN), *range(-_SHOWN, 0)]
         with torch.no_grad():

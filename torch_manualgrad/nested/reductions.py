@@ -22,7 +22,7 @@ from torch import Tensor
 from .conversion import on_nested
 from .ragged import Ragged
 from .segments import wide
-from .slices import Dims, Slices, reduce, require_inexact, scan
+from .slices import Dims, Slices, is_inexact, reduce, require_inexact, scan
 
 __all__ = ["logsumexp", "mean", "prod", "std", "sum", "var", "vector_norm"]
 
@@ -53,6 +53,11 @@ def sum(x: Ragged, dim: Dims = None, keepdim: bool = False) -> Ragged | Tensor:
     return reduce(x, dim, keepdim, lambda s: s.sum(s.values))
 
 
+def _real(x: Ragged) -> torch.dtype:
+    """The dtype of absolute values, without ``dtype.to_real``, at which the compiler ends a graph."""
+    return (x.values.real if x.values.is_complex() else x.values).dtype
+
+
 def _mean(s: Slices, x: Tensor) -> Tensor:
     return s.sum(x) / s.counts()
 
@@ -79,7 +84,7 @@ def mean(x: Ragged, dim: Dims = None, keepdim: bool = False) -> Ragged | Tensor:
     References:
         ATen mean.dim.
     """
-    require_inexact(x, "mean")
+    require_inexact(x)
     return reduce(x, dim, keepdim, lambda s: _mean(s, wide(s.values)).to(x.values.dtype))
 
 
@@ -120,8 +125,8 @@ def var(x: Ragged, dim: Dims = None, *, correction: float = 1, keepdim: bool = F
     References:
         ATen var.correction.
     """
-    require_inexact(x, "var")
-    real = x.values.dtype.to_real()
+    require_inexact(x)
+    real = _real(x)
     return reduce(x, all_dims(x, dim), keepdim, lambda s: _variance(s, correction).to(real))
 
 
@@ -147,8 +152,8 @@ def std(x: Ragged, dim: Dims = None, *, correction: float = 1, keepdim: bool = F
     References:
         ATen std.correction.
     """
-    require_inexact(x, "std")
-    real = x.values.dtype.to_real()
+    require_inexact(x)
+    real = _real(x)
 
     def root(s: Slices) -> Tensor:
         v = _variance(s, correction)
@@ -162,7 +167,7 @@ def logsumexp(x: Ragged, dim: Dims, keepdim: bool = False) -> Ragged | Tensor:
     """$log sum exp(x)$ over ``dim``, as `torch.logsumexp`.
 
     Args:
-        x: floating point or complex.
+        x: integers are converted to the default dtype.
         dim: as in `sum`.
         keepdim: as in `sum`.
 
@@ -170,7 +175,7 @@ def logsumexp(x: Ragged, dim: Dims, keepdim: bool = False) -> Ragged | Tensor:
         As `sum`.
 
     Raises:
-        IndexError, ValueError, RuntimeError, TypeError: as `mean`.
+        IndexError, ValueError, RuntimeError: as `sum`.
 
     Note:
         Where not differentiable: a slice that is empty or holds only $-inf$ gives $-inf$, with every derivative 0.
@@ -178,7 +183,7 @@ def logsumexp(x: Ragged, dim: Dims, keepdim: bool = False) -> Ragged | Tensor:
     References:
         ATen logsumexp.
     """
-    require_inexact(x, "logsumexp")
+    x = x if is_inexact(x) else x.like(x.values.to(torch.get_default_dtype()))
 
     def function(s: Slices) -> Tensor:
         v = wide(s.values)
@@ -214,8 +219,8 @@ def vector_norm(x: Ragged, ord: float = 2, dim: Dims = None, keepdim: bool = Fal
     References:
         ATen linalg_vector_norm.
     """
-    require_inexact(x, "vector_norm")
-    real = x.values.dtype.to_real()
+    require_inexact(x)
+    real = _real(x)
     return reduce(x, all_dims(x, dim), keepdim, lambda s: _norm(s, float(ord)).to(real))
 
 
@@ -268,7 +273,7 @@ def prod(x: Ragged, dim: int | None = None, keepdim: bool = False) -> Ragged | T
     """The product over one dim, or over all, as `torch.prod`: without a division, so zeros are not special.
 
     Args:
-        x: floating point or complex.
+        x: the nested tensor; integers are multiplied in int64.
         dim: one dim; None for all.
         keepdim: as in `sum`.
 
@@ -276,7 +281,7 @@ def prod(x: Ragged, dim: int | None = None, keepdim: bool = False) -> Ragged | T
         As `sum`.
 
     Raises:
-        IndexError, ValueError, RuntimeError, TypeError: as `mean`.
+        IndexError, ValueError, RuntimeError: as `sum`.
 
     Note:
         Where not differentiable: nowhere, it is a polynomial.
@@ -284,5 +289,5 @@ def prod(x: Ragged, dim: int | None = None, keepdim: bool = False) -> Ragged | T
     References:
         ATen prod.dim_int.
     """
-    require_inexact(x, "prod")
+    x = x if is_inexact(x) else x.like(x.values.long())
     return reduce(x, dim, keepdim, lambda s: _product(s).to(x.values.dtype))

@@ -278,6 +278,8 @@ def cat(tensors: Sequence[Ragged], dim: int = 0) -> Ragged:
     if dim == packed + 1:
         if any(x.batch != first.batch for x in given):
             raise ValueError(f"tensors: expected the same number of components in each, got {[x.batch for x in given]}")
+        if not first.batch:
+            return first.like(torch.cat([x.values for x in given], packed))
         rows = zip(*[x.components() for x in given])
         return Ragged.from_components([torch.cat(row, packed) for row in rows], ragged_dims=[dim])
     for i, x in enumerate(given[1:], 1):

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ..core.rule import formula
-from .segments import _nested_sum_backward, largest, segment_sum, with_backward
+from .segments import largest, repeated, segment_sum, with_backward
 
 __all__ = ["maxima", "segment_amax", "segment_amax_backward"]
 
@@ -37,7 +37,7 @@ def segment_amax(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
 
 
 def _attained(values: Tensor, result: Tensor, offsets: Tensor, dim: int) -> Tensor:
-    result = _nested_sum_backward(result.detach(), offsets, values.shape[dim], dim)
+    result = repeated(result.detach(), offsets, values.shape[dim], dim)
     values = values.detach()
     return ((values == result) | values.isnan()).to(values.dtype)
 
@@ -67,7 +67,7 @@ def segment_amax_backward(grad: Tensor, values: Tensor, result: Tensor, offsets:
     """
     attained = _attained(values, result, offsets, dim)
     share = grad / segment_sum(attained, offsets, dim).clamp(min=1)
-    return _nested_sum_backward(share, offsets, values.shape[dim], dim) * attained
+    return repeated(share, offsets, values.shape[dim], dim) * attained
 
 
 maxima = with_backward(

@@ -38,6 +38,7 @@ __all__ = [
     "log_softmaxes",
     "nested_log_softmax_backward",
     "nested_softmax_backward",
+    "repeated",
     "segment_log_softmax",
     "segment_softmax",
     "segment_sum",
@@ -59,7 +60,7 @@ def with_size(x: Tensor, dim: int, size: int) -> list[int]:
 
 
 def _sum(x: Tensor, offsets: Tensor, dim: int) -> Tensor:
-    zeros = torch.zeros(with_size(x, dim, len(offsets) - 1), dtype=x.dtype, device=x.device)
+    zeros = torch.zeros(with_size(x, dim, offsets.shape[0] - 1), dtype=x.dtype, device=x.device)
     return zeros.index_add(dim, segments(offsets, x.shape[dim]), x)
 
 
@@ -68,8 +69,8 @@ def _repeat(x: Tensor, offsets: Tensor, count: int, dim: int) -> Tensor:
 
 
 def largest(x: Tensor, offsets: Tensor, dim: int) -> Tensor:
-    least = -torch.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
-    start = torch.full(with_size(x, dim, len(offsets) - 1), least, dtype=x.dtype, device=x.device)
+    least = -torch.inf if x.is_floating_point() else x.dtype != torch.bool and torch.iinfo(x.dtype).min
+    start = torch.full(with_size(x, dim, offsets.shape[0] - 1), least, dtype=x.dtype, device=x.device)
     positions = segments(offsets, x.shape[dim])
     positions = positions.reshape([-1 if d == dim % x.dim() else 1 for d in range(x.dim())]).expand(x.shape)
     return start.scatter_reduce(dim, positions, x, "amax")
@@ -186,7 +187,13 @@ def _nested_sum_backward(grad: Tensor, offsets: Tensor, count: int, dim: int) ->
     return _repeat(grad, offsets, count, dim).contiguous()
 
 
-sums = with_backward(segment_sum, (), lambda grad, offsets, count, dim: _nested_sum_backward(grad, offsets, count, dim))
+def repeated(x: Tensor, offsets: Tensor, count: int, dim: int) -> Tensor:
+    """$E x$, for ``count`` positions. In a graph by the body: a kernel takes plain integers, and so has one graph per count."""
+    traced = torch.compiler.is_compiling() or isinstance(count, torch.SymInt)
+    return (_nested_sum_backward.reference if traced else _nested_sum_backward)(x, offsets, count, dim)
+
+
+sums = with_backward(segment_sum, (), repeated)
 
 
 @segment_sum.impl_jvp
@@ -342,4 +349,4 @@ def _(inputs: Any, output: Tensor, tangents: Any) -> Tensor | None:
     if t is None:
         return None
     total = segment_sum(output.exp() * t, inputs.offsets, inputs.dim)
-    return t - _nested_sum_backward(total, inputs.offsets, t.shape[inputs.dim], inputs.dim)
+    return t - repeated(total, inputs.offsets, t.shape[inputs.dim], inputs.dim)

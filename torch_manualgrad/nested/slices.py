@@ -16,9 +16,9 @@ from .lines import Lines
 from .packing import segments
 from .ragged import Ragged
 from .segment_maxima import maxima, segment_amax
-from .segments import _nested_sum_backward, segment_sum, sums
+from .segments import _nested_sum_backward, repeated, segment_sum, sums
 
-__all__ = ["Dims", "Extremum", "Slices", "map_along", "one_dim", "reduce", "require_inexact", "scan"]
+__all__ = ["Dims", "Extremum", "Slices", "is_inexact", "map_along", "one_dim", "reduce", "require_inexact", "scan"]
 
 Dims = int | Sequence[int] | None
 
@@ -83,7 +83,7 @@ class Slices:
         if self.along is None:
             return reduced
         inexact = reduced.is_floating_point() or reduced.is_complex()
-        repeat = _nested_sum_backward.op if inexact else _nested_sum_backward.reference
+        repeat = repeated if inexact else _nested_sum_backward.reference
         return repeat(reduced, self.offsets, self.values.shape[self.along], self.along)
 
     def counts(self) -> Tensor | int:
@@ -196,9 +196,13 @@ def map_along(
     return x.like(ragged(Slices(x.values, (), dim - 1, x.offsets)))
 
 
-def require_inexact(x: Ragged, name: str) -> None:
-    if not (x.values.is_floating_point() or x.values.is_complex()):
-        raise TypeError(f"{name}: expected floating point or complex values, got {x.values.dtype}")
+def is_inexact(x: Ragged) -> bool:
+    return x.values.is_floating_point() or x.values.is_complex()
+
+
+def require_inexact(x: Ragged) -> None:
+    if not is_inexact(x):
+        raise TypeError(f"x: expected floating point or complex values, got {x.values.dtype}")
 
 
 def scan(s: Slices, x: Tensor, combine: Callable[[Tensor, Tensor], Tensor], neutral: int) -> Tensor:

@@ -111,11 +111,11 @@ def _with_batch_second(query: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 @on_nested
-def _masked_fill(x: Ragged, mask: Ragged | Tensor, value: Any) -> Ragged:
+def masked_fill(x: Ragged, mask: Ragged | Tensor, value: Any) -> Ragged:
     """``value`` where ``mask`` is True, as ``Tensor.masked_fill``; the mask broadcasts like a dense operand of
     `elementwise`.
     """
-    return arithmetic.elementwise(lambda x, mask: x.masked_fill(mask, value), x, mask)
+    return arithmetic.together(lambda x, mask: x.masked_fill(mask, value), (x, mask), ("x", "mask"))
 
 
 def _agree(name: str) -> Function:
@@ -136,22 +136,36 @@ def _agree(name: str) -> Function:
 # -- elementwise ------------------------------------------------------------------------------------------------------
 
 _OF_ONE = """
-    abs absolute acos acosh angle asin asinh atan atanh bitwise_not ceil clamp clip clone conj contiguous cos cosh
-    detach empty_like erf erfc erfinv exp exp2 expm1 floor frac full_like imag isfinite isinf isnan isneginf isposinf
-    isreal lgamma log log10 log1p log2 logical_not logit logsigmoid nan_to_num neg negative ones_like pin_memory positive rand_like
-    randn_like real reciprocal relu6 round rsqrt sgn sigmoid sign signbit sin sinh softsign sqrt square tan tanh
-    tanhshrink trunc zeros_like double float half bfloat16 long int bool cdouble cfloat
+    abs absolute acos acosh airy_ai angle arccos arccosh arcsin arcsinh arctan arctanh asin asinh atan atanh bessel_j0
+    bessel_j1 bessel_y0 bessel_y1 bitwise_not ceil clamp clip clone conj conj_physical contiguous cos cosh deg2rad detach
+    digamma empty_like entr erf erfc erfcx erfinv exp exp2 expit expm1 fix floor frac full_like gammaln hardshrink
+    hardsigmoid hardswish i0 i0e i1 i1e imag isfinite isinf isnan isneginf isposinf isreal lgamma log log10 log1p log2
+    log_ndtr logical_not logit logsigmoid modified_bessel_i0 modified_bessel_i1 modified_bessel_k0 modified_bessel_k1
+    multigammaln mvlgamma nan_to_num ndtr ndtri neg negative ones_like pin_memory positive psi rad2deg rand_like
+    randn_like real reciprocal relu6 round rrelu rsqrt scaled_modified_bessel_k0 scaled_modified_bessel_k1 sgn sigmoid
+    sign signbit sin sinc sinh softshrink softsign spherical_bessel_j0 sqrt square tan tanh tanhshrink trunc zeros_like
+    double float half bfloat16 long int short char byte bool cdouble cfloat chalf
 """.split()
 _OF_TWO = """
-    atan2 bitwise_and bitwise_or bitwise_xor eq floor_divide fmod ge greater greater_equal gt hypot le less less_equal
-    logical_and logical_or logical_xor lt ne not_equal remainder
+    arctan2 atan2 bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor chebyshev_polynomial_t
+    chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w clamp_max clamp_min complex copysign eq
+    float_power floor_divide fmax fmin fmod gammainc gammaincc gcd ge greater greater_equal gt heaviside
+    hermite_polynomial_h hermite_polynomial_he hypot igamma igammac isclose laguerre_polynomial_l lcm ldexp le
+    legendre_polynomial_p less less_equal logaddexp logaddexp2 logical_and logical_or logical_xor lt ne nextafter
+    not_equal polar remainder rsub shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u
+    shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w xlog1py xlogy zeta
 """.split()
+_OF_THREE = {
+    "addcdiv": ("input", "tensor1", "tensor2"),
+    "addcmul": ("input", "tensor1", "tensor2"),
+    "lerp": ("input", "end", "weight"),
+}
 _NUMBERS_OF = ["element_size", "is_complex", "is_floating_point", "numel"]
 
 
 def _torch(name: str) -> Function:
     """The function of torch of this name, or the method."""
-    places = (torch, torch.nn.functional, Tensor)
+    places = (torch, torch.nn.functional, torch.special, Tensor)
     found: Function = next(getattr(place, name) for place in places if hasattr(place, name))
     return found
 
@@ -176,12 +190,31 @@ def _of_two(name: str) -> Function:
     function = _torch(name)
 
     @on_nested
-    def call(x: arithmetic.Operand, other: arithmetic.Operand) -> Ragged:
-        return arithmetic.elementwise(function, arithmetic._tensor(x, other), other)
+    def call(x: arithmetic.Operand, other: arithmetic.Operand, **options: Any) -> Ragged:
+        return arithmetic.elementwise(function, arithmetic._tensor(x, other), other, **options)
 
     call.__name__ = name
     call.__doc__ = f"``{name}`` of torch, entry by entry; arguments as in `add`."
     return call
+
+
+def _of_three(name: str) -> Function:
+    function, names = _torch(name), _OF_THREE[name]
+
+    def call(*args: Any, **kwargs: Any) -> Ragged:
+        operands = [*args, *(kwargs.pop(n) for n in names[len(args) :] if n in kwargs)]
+        return arithmetic.together(function, operands, names, **kwargs)
+
+    call.__name__ = name
+    call.__doc__ = f"``{name}`` of torch, entry by entry; arguments as in `add`."
+    return call
+
+
+def _polygamma(n: Any, x: Any) -> Ragged:
+    """``torch.polygamma``, and the method, whose first argument is the batch."""
+    x, n = (n, x) if isinstance(n, Ragged) else (x, n)
+    found: Ragged = x.like(torch.polygamma(n, x.values))
+    return found
 
 
 def _number_of(name: str) -> Function:
@@ -198,6 +231,8 @@ def _number_of(name: str) -> Function:
 _TABLE: dict[str, Function] = {
     **{name: _of_one(name) for name in _OF_ONE},
     **{name: _of_two(name) for name in _OF_TWO},
+    **{name: _of_three(name) for name in _OF_THREE},
+    "polygamma": _polygamma,
     **{name: _number_of(name) for name in _NUMBERS_OF},
     **{name: _agree(name) for name in ("equal", "allclose")},
     **{name: getattr(activations, name) for name in activations.__all__},
@@ -206,7 +241,7 @@ _TABLE: dict[str, Function] = {
     "multiply": arithmetic.mul,
     "subtract": arithmetic.sub,
     "true_divide": arithmetic.div,
-    "masked_fill": _masked_fill,
+    "masked_fill": masked_fill,
     **{name: getattr(structure, name) for name in structure.__all__},
     **{name: getattr(selection, name) for name in ("select", "slice", "narrow")},
     "split": _split,
@@ -218,6 +253,7 @@ _TABLE: dict[str, Function] = {
     **losses.LOSSES,
     "to_packed": batching.to_packed,
     "matmul": matmul.matmul,
+    "bmm": matmul.matmul,
     "linear": matmul.linear,
     "layer_norm": layer_norm,
     "rms_norm": rms_norm,
@@ -251,7 +287,11 @@ def call_torch_function(func: Function, args: tuple[Any, ...], kwargs: dict[str,
         TypeError: ``func`` is not in the table, or would write to one of its arguments.
     """
     if isinstance(func, types.FunctionType):  # unwrapped: the compiler of torch 2.15 takes the decorator's name
-        function = _IN_PYTHON.get(getattr(func, "__wrapped__", func).__name__)
+        name = getattr(func, "__wrapped__", func).__name__
+        function = _IN_PYTHON.get(name)
+        # torch's own Python code passes options by keyword, the compiler as the caller wrote them
+        named = dict(zip(_PARAMETERS.get(name, ())[1:], args[1:]))
+        args, kwargs = (args[:1], {**named, **kwargs}) if named else (args, kwargs)
     else:
         function = _BY_TORCH.get(func)
     if function is None:
@@ -355,6 +395,16 @@ def _getitem(self: Ragged, key: Any) -> Any:
     return found
 
 
+def _getattr(self: Ragged, name: str) -> Any:
+    """Say what to use instead of a method of Tensor that a Ragged does not have."""
+    own = getattr(Ragged, name, None)
+    if isinstance(own, property) and own.fget:  # it raised an AttributeError, which Python drops: raise it again
+        return own.fget(self)
+    if hasattr(Tensor, name) and not name.startswith("__"):
+        raise AttributeError(str(_not_covered(name)))
+    raise AttributeError(f"'Ragged' object has no attribute {name!r}")
+
+
 def _mT(self: Ragged) -> Ragged:
     """The last two dims of every component exchanged."""
     return structure.transpose(self, -2, -1)
@@ -400,6 +450,11 @@ _BY_TORCH[Tensor.__invert__] = _TABLE["bitwise_not"]
 _BY_TORCH[torch.nn.functional.multi_head_attention_forward] = _with_batch_second
 # by name: the compiler does not find Python functions among the keys of a dictionary
 _IN_PYTHON = {f.__name__: function for f, function in _BY_TORCH.items() if isinstance(f, types.FunctionType)}
+_PARAMETERS = {
+    f.__name__: f.__code__.co_varnames[: f.__code__.co_argcount]
+    for f in _BY_TORCH
+    if isinstance(f, types.FunctionType) and not hasattr(f, "__wrapped__")
+}
 
 
 def _attach() -> None:
@@ -414,6 +469,7 @@ def _attach() -> None:
     for operator_name, name in _UNARY.items():
         setattr(Ragged, f"__{operator_name}__", getattr(Ragged, name))
     others = {
+        "__getattr__": _getattr,
         "__getitem__": _getitem,
         "__torch_function__": classmethod(_torch_function),
         "mT": property(_mT),
