@@ -58,6 +58,15 @@ class MutableOp(CustomOp):
     def _read(self, schema: str) -> Signature:
         signature = Signature(schema)
         signature.refuse_aliases(but_writes=True)
+        marks: dict[str, str] = {}
+        for i in signature.written:
+            mark = str(sorted(signature.schema.arguments[i].alias_info.before_set))
+            name = signature.names[i]
+            if (other := marks.setdefault(mark, name)) != name:
+                raise ValueError(
+                    f"{signature.name}: arguments {other!r} and {name!r} have one letter in the schema ({signature.schema}). "
+                    "Expected a letter for each written argument."
+                )
         for i, r in enumerate(signature.returns):
             if signature.schema.returns[i].alias_info is not None and r.alias is None:
                 raise ValueError(f"{signature.name}: result {i} of the schema aliases no argument ({signature.schema})")
