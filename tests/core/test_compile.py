@@ -235,6 +235,46 @@ def test_the_tag_changes_with_every_formula_and_does_not_depend_on_their_order(t
     assert len(set(seen[:5])) == 5 and seen[6] == seen[2]
 
 
+SCALE = 2
+
+
+def scaled(x):
+    return SCALE * x
+
+
+def test_functions_that_differ_have_different_fingerprints(monkeypatch):
+    """Those on one line of one file, or typed at a prompt, differ only in their code objects."""
+
+    def typed(text):
+        return eval(compile(text, "<stdin>", "eval"), {"K": 2, "scaled": scaled, "sin": torch.sin})  # noqa: S307
+
+    texts = ("2 * x", "3 * x", "x.sin()", "x.cos()", "K * x", "scaled(x)", "sin(x)", "(lambda y: y + 1)(x)",
+             "(lambda y: y + 2)(x)", "[y + 1 for y in x]", "[y + 2 for y in x]")  # fmt: skip
+    functions = [typed(f"lambda {name}: {text}") for text in texts for name in ("x", "y")]
+    found = [compile_cache.fingerprint(f) for f in functions]
+    assert len(set(found)) == len(found)
+    assert found == [compile_cache.fingerprint(f) for f in functions]
+    before = compile_cache.fingerprint(scaled), compile_cache.fingerprint(lambda x: scaled(x))
+    monkeypatch.setitem(globals(), "SCALE", 3)
+    assert compile_cache.fingerprint(scaled) != before[0]
+    assert compile_cache.fingerprint(lambda x: scaled(x)) != before[1]
+
+
+@pytest.mark.slow
+def test_a_backward_on_one_line_with_another_is_compiled():
+    torch.compiler.reset()
+    wave = mg.custom_op("mgtest::one_line(Tensor x) -> Tensor")(lambda x: x * 2)
+    wave.impl_save_for_backward(lambda inputs, output: None)
+    compiled = torch.compile(wave, fullgraph=True)
+    backwards = [lambda ctx, saved, g, k=k: {"x": k * g} for k in (2, 3)]
+    backwards += (lambda ctx, saved, g: {"x": 4 * g}), (lambda ctx, saved, g: {"x": 5 * g})  # fmt: skip
+    x, found = torch.ones(3, requires_grad=True), []
+    for backward in backwards:
+        wave.impl_backward(backward)
+        found.append(torch.autograd.grad(compiled(x).sum(), x)[0][0].item())
+    assert found == [2, 3, 4, 5]
+
+
 # -- caches on disk --------------------------------------------------------------------------------------------------
 
 SCRIPT = """
@@ -269,7 +309,8 @@ print("hit", counters["autograd_cache_hit"], "miss", counters["autograd_cache_mi
 
 def in_a_new_process(folder, factor, op_factor, *arguments):
     script = folder / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT).replace("OPFACTOR", str(op_factor)).replace("FACTOR", str(factor)))
+    text = textwrap.dedent(SCRIPT).replace("OPFACTOR", str(op_factor)).replace("FACTOR", str(factor))
+    script.write_text(text)
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -278,7 +319,11 @@ def in_a_new_process(folder, factor, op_factor, *arguments):
         "TORCHINDUCTOR_AUTOGRAD_CACHE": "1",
     }
     done = subprocess.run(
-        [sys.executable, str(script), *arguments], env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, *(("-c", text) if "typed" in arguments else (str(script),)), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     words = done.stdout.split()
@@ -294,6 +339,8 @@ def test_no_stale_graph_from_disk(tmp_path):
         ((3, 2), 6),  # the same rule, rewritten
         ((3, 5), 15),  # the backward of the op, rewritten
         ((2, 2, "stock"), 2),
+        ((2, 3, "stock", "typed"), 3),  # without a file
+        ((2, 4, "stock", "typed"), 4),
     ]
     found = [in_a_new_process(tmp_path, *arguments) for arguments, _ in runs]
     assert [f for f, _ in found] == [expected for _, expected in runs]

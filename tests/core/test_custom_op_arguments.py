@@ -166,6 +166,32 @@ def test_complex(transforms):
     same(nested(transforms, real(op))(random(2, 2)), nested(transforms, real(cube))(random(2, 2)))
 
 
+@pytest.mark.parametrize("transforms", NESTINGS, ids=name_of)
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_real_gradient_of_a_complex_input(transforms, listed):
+    """PyTorch's engine casts it; so does a jvp that is derived from it."""
+    if listed:
+        op = define(
+            "(Tensor[] zs) -> Tensor",
+            lambda zs: sum(z.real for z in zs),
+            save_for_backward=lambda inputs, output: len(inputs.zs),
+            backward=lambda ctx, count, g: {"zs": [g] * count},
+        )
+    else:
+        op = define(
+            "(Tensor z) -> Tensor",
+            lambda z: z.real.clone(),
+            save_for_backward=lambda inputs, output: None,
+            backward=lambda ctx, saved, g: {"z": g},
+        )
+
+    def program(real):
+        return lambda x: real(torch.complex(x.sin(), x)).pow(3).sum()
+
+    found = nested(transforms, program(lambda z: op([z, z]) / 2 if listed else op(z)))(random(2))
+    same(found, nested(transforms, program(lambda z: z.real))(random(2)))
+
+
 # -- outputs ---------------------------------------------------------------------------------------------------------
 
 

@@ -74,6 +74,26 @@ mgtest::bad(Tensr x) -> Tensor
             """aten::sin is already defined; a duplicate name is an error (custom_op(..., redefine=True) replaces it)""",
         )
 
+    def test_two_results_of_one_name(self):
+        self.check(
+            "mgtest::bad(Tensor x) -> (Tensor y, Tensor y)",
+            """mgtest::bad: two results of the schema are called 'y' (mgtest::bad(Tensor x) -> (Tensor y, Tensor y))""",
+        )
+
+    def test_a_result_called_like_a_written_argument(self):
+        for _ in range(2):  # the first one leaves nothing behind
+            self.check(
+                "mgtest::bad(Tensor(a!) x) -> Tensor x",
+                """mgtest::bad_functional: two results of the schema are called 'x' (mgtest::bad_functional(Tensor x) -> (Tensor x, Tensor x))""",
+            )
+
+    def test_one_letter_for_two_arguments(self):
+        self.check(
+            "mgtest::bad(Tensor(a!) x, Tensor(a!) y) -> Tensor(a!)",
+            """mgtest::bad: arguments 'x' and 'y' have one letter in the schema (mgtest::bad(Tensor(a!) x, Tensor(a!) y) -> Tensor(a!)). Expected a letter for each written argument.""",
+            reference=lambda x, y: x,
+        )
+
     def test_no_annotations(self):
         self.check(
             "mgtest::bad",

@@ -549,18 +549,94 @@ def test_jets_name_the_functional_op():
     same(found[1][0], (2 * x + x.cos()) * t)
 
 
-def test_a_tensor_that_is_written_to_twice_is_refused_where_it_is_differentiated():
-    @mg.custom_op("mutable_twice::scale(Tensor x, Tensor(a!)[] ss) -> ()")
-    def scale(x, ss):
-        for s in ss:
-            s.mul_(x)
+def scale_each(x, ss):
+    for s in ss:
+        s.mul_(x)
 
-    a = torch.full((2,), 2.0)
-    scale(torch.tensor(3.0), [a, a])
-    assert a.tolist() == [18, 18]
-    x = torch.tensor(3.0, requires_grad=True)
-    with pytest.raises(RuntimeError, match="argument 'ss' has a tensor that 'ss' has too"):
-        scale(x, [a, a])
+
+scale_each = define("(Tensor x, Tensor(a!)[] ss) -> ()", scale_each,
+                    save_for_backward=lambda inputs, output: (inputs.x, inputs.ss),
+                    backward=lambda ctx, s, gs: {
+                        "x": sum((g * old).sum() for g, old in zip(gs, s[1]) if g is not None),
+                        "ss": [None if g is None else g * s[0] for g in gs]})  # fmt: skip
+
+#: two parts of a matrix of shape (4, 6)
+SHARED = {
+    "one tensor": lambda m: (m, m),
+    "the same view": lambda m: (m[0], m[0]),
+    "rows": lambda m: (m[:3], m[1:]),
+    "columns": lambda m: (m[:, :3], m[:, 2:]),
+    "a row and a column": lambda m: (m[1], m[:, 2]),
+    "transposed": lambda m: (m[:3, :3], m.t()[1:4]),
+}
+APART = {
+    "rows": lambda m: (m[:1], m[1:]),
+    "columns": lambda m: (m[:, :1], m[:, 1:]),
+    "interleaved": lambda m: (m[:, ::2], m[:, 1::2]),
+    "a row and a column": lambda m: (m[0], m[1:, 2]),
+    "transposed": lambda m: (m[:2, :3], m.t()[3:]),
+    "empty": lambda m: (m, m[:0]),
+}
+
+
+def written_in_parts(parts, write=scale_each):
+    def run(x, m):
+        m = m.clone()
+        write(x, list(parts(m)))
+        return m
+
+    return run
+
+
+WAYS = {
+    "eager": lambda f, x, m: torch.autograd.functional.jacobian(f, (x, m)),
+    "jvp": lambda f, x, m: jvp(f, (x, m), (x, m))[1],
+    "jacrev": lambda f, x, m: torch.func.jacrev(f, (0, 1))(x, m),
+    "vmap": lambda f, x, m: vmap(f, in_dims=(None, 0))(x, m[None]),
+    "compiled": lambda f, x, m: torch.autograd.functional.jacobian(
+        torch.compile(f, backend="aot_eager", fullgraph=True), (x, m)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
+@pytest.mark.parametrize("parts", SHARED.values(), ids=list(SHARED))
+def test_memory_that_is_written_to_twice_is_refused_where_it_is_differentiated(parts, way):
+    """The new values, all computed from the old ones, would overwrite each other."""
+    x, m = torch.tensor(3.0, dtype=torch.float64), random(4, 6)
+    written_in_parts(parts)(x, m)
+    torch.compiler.reset()
+    with pytest.raises(Exception, match="argument 'ss' has a tensor that shares memory with one of 'ss'"):
+        way(written_in_parts(parts), x, m)
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
+@pytest.mark.parametrize("parts", APART.values(), ids=list(APART))
+def test_parts_of_one_tensor_are_written_to(parts, way):
+    def pure(x, m):
+        scaled = torch.zeros_like(m)
+        for part in parts(scaled):
+            part.fill_(1)
+        return torch.where(scaled > 0, x * m, m)
+
+    x, m = torch.tensor(3.0, dtype=torch.float64), random(4, 6)
+    torch.compiler.reset()
+    same(written_in_parts(parts)(x, m), pure(x, m))
+    same(way(written_in_parts(parts), x, m), way(pure, x, m))
+
+
+@pytest.mark.parametrize("around", [lambda f: f, lambda f: torch.compile(f, backend="aot_eager", fullgraph=True)])
+def test_parts_of_a_buffer_that_autograd_does_not_track(around):
+    def step(x, m):
+        first, second = m[0], m[1]
+        scale_each(x, [first, second])
+        return first + second
+
+    x, m = torch.tensor(3.0, dtype=torch.float64, requires_grad=True), random(2, 3)
+    old = m.clone()
+    torch.compiler.reset()
+    value = around(step)(x, m).sum()
+    same(torch.autograd.grad(value, x, retain_graph=True), (old.sum(),))
+    same(torch.autograd.grad((m**2).sum(), x), (6 * (old**2).sum(),))
 
 
 def test_a_kernel_that_writes_and_then_raises_counts_as_a_write():

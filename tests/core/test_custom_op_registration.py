@@ -1,6 +1,8 @@
 """Custom ops: implementations that are replaced or swapped, a whole autograd kernel, and ops that are defined again."""
 
 import contextlib
+import copy
+import pickle
 import threading
 
 import pytest
@@ -201,3 +203,39 @@ def test_redefine_replaces_the_op_with_all_that_is_registered_for_it():
     same(compiled(x.detach()), 5 * x.detach())
     with pytest.raises(ValueError, match="already defined"):
         mg.custom_op("aten::sin(Tensor x) -> Tensor", redefine=True)(lambda x: x)
+
+
+# -- copies ----------------------------------------------------------------------------------------------------------
+
+
+class Module(torch.nn.Module):
+    def __init__(self, op):
+        super().__init__()
+        self.op, self.weight = op, torch.nn.Parameter(random(3))
+
+    def forward(self, x):
+        return self.op(self.weight * x)
+
+
+@pytest.mark.parametrize("of", [copy.copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_a_module_that_has_an_op_is_copied(of):
+    op = sine(save_for_backward=keep_x, backward=times(2))
+    module = of(Module(op))
+    assert module.op is op
+    x = random(3, seed=1)
+    same(torch.autograd.grad(module(x).sum(), module.weight)[0], 2 * x * (module.weight * x).cos().detach())
+    writes = mg.custom_op(f"{op.name}_write(Tensor(a!) x) -> ()")(lambda x: None)
+    assert of(writes) is writes and of(writes.functional) is writes.functional
+
+
+def test_an_op_that_is_not_there_any_more_is_not_copied():
+    schema = "mgtest::copied(Tensor x) -> Tensor"
+    old = mg.custom_op(schema)(torch.sin)
+    data = pickle.dumps(old)
+    new = mg.custom_op(schema, redefine=True)(torch.cos)
+    assert pickle.loads(data) is new
+    with pytest.raises(pickle.PicklingError, match="mgtest::copied was redefined"):
+        copy.deepcopy(old)
+    new.undefine()
+    with pytest.raises(pickle.UnpicklingError, match="mgtest::copied is not defined in this process"):
+        pickle.loads(data)

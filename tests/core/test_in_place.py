@@ -9,7 +9,7 @@ import torch
 from helpers.tensors import is_dense_differentiable
 
 import torch_manualgrad as mg
-from torch_manualgrad.core.override import overlap
+from torch_manualgrad.core import overlap
 from torch_manualgrad.core.override.in_place import in_place_kernel, in_place_operator, reading_written
 from torch_manualgrad.core.rule.derivative import derivative_of
 

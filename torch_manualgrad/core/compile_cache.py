@@ -15,9 +15,11 @@ import functools
 import hashlib
 import inspect
 import re
+import secrets
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import BuiltinFunctionType, CodeType
 from typing import Any
 
 import torch
@@ -34,6 +36,7 @@ _defined: dict[str, str] = {}  # formula or custom op -> fingerprint
 _code = 0  # a digest of all their code, independent of order, so that an update takes constant time
 _state: str | None = ""  # None: computed from `_exchanged` when it is read
 _OURS = re.compile(r"(\|torch_manualgrad:[0-9a-f]{16})+$")
+_process = secrets.token_hex(8)
 _files: set[str] = set()  # of definitions whose code is not in `_code` yet
 _guarded = False
 _outdated = False  # there may be graphs without the guard
@@ -158,12 +161,12 @@ def digest(data: bytes | str) -> str:
 def _file_digest(path: str) -> str:
     try:
         return digest(Path(path).read_bytes())
-    except OSError:  # a notebook cell, or code without a file
-        return path
+    except OSError:  # typed at a prompt, or given by ``-c``: nobody knows what another process had there
+        return f"{path} {_process}"
 
 
 def fingerprint(function: Callable[..., Any] | None) -> str:
-    """A digest of the code of ``function``: its file, its own code, its defaults and its closure.
+    """A digest of the code of ``function``: its file, its own code, its defaults, its closure and the globals that it reads.
 
     Code that it reaches in other files is not included. A value without a stable repr makes the digest unique to this
     process, which loses a cache hit but is never wrong.
@@ -174,23 +177,49 @@ def fingerprint(function: Callable[..., Any] | None) -> str:
     Returns:
         The `digest`.
     """
-    return digest(repr(_parts(function, frozenset())))
+    return digest(repr(_parts(function, set())))
 
 
-def _parts(value: Any, seen: frozenset[int]) -> Any:
+def _parts(value: Any, seen: set[int]) -> Any:
     function = inspect.unwrap(value) if callable(value) else value
     function = getattr(function, "__func__", function)
     if isinstance(value, functools.partial):
         return (_parts(value.func, seen), repr(value.args), repr(value.keywords))
+    if isinstance(value, BuiltinFunctionType):  # its repr has an address
+        return value.__module__, value.__qualname__
     code = getattr(function, "__code__", None)
-    if code is None or id(function) in seen:
+    if code is None:
         return repr(value)
-    seen = seen | {id(function)}
+    if id(function) in seen:
+        return function.__qualname__
+    seen.add(id(function))
     cells = [c.cell_contents for c in function.__closure__ or () if c is not None and is_filled(c)]
+    known = function.__globals__
+    read = [(n, known[n]) for n in sorted(_names(code)) if n in known]
     return (
-        _file_digest(code.co_filename), function.__qualname__, code.co_firstlineno, digest(code.co_code),
+        _file_digest(code.co_filename), function.__qualname__, code.co_firstlineno, _content(code),
         repr(function.__defaults__), repr(function.__kwdefaults__), [_parts(c, seen) for c in cells],
+        [(n, _elsewhere(v, code.co_filename) or _parts(v, seen)) for n, v in read],
     )  # fmt: skip
+
+
+def _elsewhere(value: Any, path: str) -> Any:
+    """The file and the name of a function in another file than this one; None for anything else."""
+    code = getattr(value, "__code__", None)
+    if code is None or code.co_filename == path:
+        return None
+    return _file_digest(code.co_filename), value.__qualname__
+
+
+def _content(code: CodeType) -> Any:
+    """All that tells this code from that of another function on the same line."""
+    constants = [_content(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+    return digest(code.co_code), code.co_names, code.co_varnames, constants
+
+
+def _names(code: CodeType) -> set[str]:
+    """Names of globals, and of attributes, that the code and the functions inside of it read."""
+    return {*code.co_names}.union(*(_names(c) for c in code.co_consts if isinstance(c, CodeType)))
 
 
 def is_filled(cell: Any) -> bool:

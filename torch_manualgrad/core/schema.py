@@ -131,10 +131,11 @@ class Signature:
             for i, r in enumerate(returns)
         ]
         self.names = [a.name for a in self.arguments]
-        if len(set(self.names)) < len(self.names):
-            twice = next(n for n in self.names if self.names.count(n) > 1)
-            raise ValueError(f"{self.name}: two arguments of the schema are called {twice!r} ({schema})")
         self.output_names = [r.name for r in self.returns]
+        for what, names in (("arguments", self.names), ("results", self.output_names)):
+            if len(set(names)) < len(names):
+                twice = next(n for n in names if names.count(n) > 1)
+                raise ValueError(f"{self.name}: two {what} of the schema are called {twice!r} ({schema})")
         short = len(self.returns) == 1 and "grad" not in self.names
         self.cotangent_names = ["grad"] if short else [f"grad_{n}" for n in self.output_names]
         self.tensor_like = [i for i, a in enumerate(self.arguments) if a.is_tensor_like]

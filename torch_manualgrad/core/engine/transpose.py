@@ -68,6 +68,8 @@ def transposed_jvp(
                         "Register a jvp, write the backward in differentiable operations, or return None for a "
                         "gradient that is zero."
                     )
+                if t.is_complex() and not g.is_complex():  # the engine casts a real gradient of a complex input
+                    g = g.to(t.dtype)
                 # batching broadcasts only some inputs: the engine would sum the gradient to the shape of its input
                 pairs.append((g if g.shape == t.shape else g.sum_to_size(t.shape), t))
         if not pairs or not variables:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -150,6 +151,11 @@ class CustomOp:
 
     def __repr__(self) -> str:
         return f"<CustomOp {self.signature.schema}>"
+
+    def __reduce__(self) -> Any:
+        if defined_ops.get(self.name) is not self:
+            raise pickle.PicklingError(f"{self.name} was redefined, and an op is copied and pickled by its name")
+        return _named, (self.name,)
 
     def _read(self, schema: str) -> Signature:
         return Signature(schema, functional=True)
@@ -439,6 +445,14 @@ class CustomOp:
 
         found = vmap_call(rule, call, self.signature.bind(args, kwargs))
         return found if self.signature.returns else None
+
+
+def _named(name: str) -> CustomOp:
+    """The op of this name: an op is copied and pickled by its name, because there is one of each."""
+    op: CustomOp | None = defined(name)
+    if op is None:
+        raise pickle.UnpicklingError(f"{name} is not defined in this process. Import the module that defines it.")
+    return op
 
 
 class Swap:

@@ -19,7 +19,8 @@ from ...arguments import explain
 from ..engine.derivative import redispatch
 from ..engine.kernel import Mode, differentiated
 from ..engine.vmap import loop
-from ..internals import below_in_place_keys, register_fake, skipped_by_dynamo, storage_of
+from ..internals import below_in_place_keys, register_fake, skipped_by_dynamo, storage_of, value_of
+from ..overlap import share_elements
 from ..schema import Signature, tensors_in, with_tensors
 from .custom_op import CustomOp, Swap
 from .implementation import exchange, location_of
@@ -57,6 +58,15 @@ class MutableOp(CustomOp):
     def _read(self, schema: str) -> Signature:
         signature = Signature(schema)
         signature.refuse_aliases(but_writes=True)
+        marks: dict[str, str] = {}
+        for i in signature.written:
+            mark = str(sorted(signature.schema.arguments[i].alias_info.before_set))
+            name = signature.names[i]
+            if (other := marks.setdefault(mark, name)) != name:
+                raise ValueError(
+                    f"{signature.name}: arguments {other!r} and {name!r} have one letter in the schema ({signature.schema}). "
+                    "Expected a letter for each written argument."
+                )
         for i, r in enumerate(signature.returns):
             if signature.schema.returns[i].alias_info is not None and r.alias is None:
                 raise ValueError(f"{signature.name}: result {i} of the schema aliases no argument ({signature.schema})")
@@ -183,6 +193,8 @@ class MutableOp(CustomOp):
                         f"{self.name}: the implementation makes argument {name!r} of shape {list(x.shape)} one of shape "
                         f"{list(y.shape)}. Where a derivative or a transform takes part, the shape must stay."
                     )
+                # a view whose base was written to, such as by the copy before, is a leaf until its node is read
+                _ = x.grad_fn
                 try:
                     x.copy_(y)
                 except RuntimeError as error:
@@ -191,17 +203,20 @@ class MutableOp(CustomOp):
         return self._returned(values, outputs[:count])
 
     def _refuse_one_written_twice(self, values: Sequence[Any]) -> None:
-        """Raise if the op writes to a tensor twice: both new values would be computed from the same old value."""
-        seen: dict[int, str] = {}
+        """Raise if the op writes to an element twice: both new values would be computed from the same old value."""
+        seen: dict[int, list[tuple[str, Tensor]]] = {}
         for i in self.signature.written:
             name = self.signature.names[i]
             for x in tensors_in([values[i]]):
-                if id(x) in seen:
-                    raise RuntimeError(
-                        f"{self.name}: argument {name!r} has a tensor that {seen[id(x)]!r} has too, and the op writes to both. "
-                        "Where a derivative or a transform takes part, pass a clone."
-                    )
-                seen[id(x)] = name
+                alike = seen.setdefault(_storage(x) or id(x), [])
+                value = value_of(x)
+                for other, y in alike:
+                    if value is y or share_elements(value, y):
+                        raise RuntimeError(
+                            f"{self.name}: argument {name!r} has a tensor that shares memory with one of {other!r}, and the op "
+                            "writes to both. Where a derivative or a transform takes part, pass a clone."
+                        )
+                alike.append((name, value))
 
     def _returned(self, values: Sequence[Any], new: Sequence[Any]) -> Any:
         """The results: new values, or arguments according to the schema."""

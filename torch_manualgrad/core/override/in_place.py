@@ -21,11 +21,11 @@ from torch import Tensor
 from ..engine.kernel import Mode, differentiated
 from ..engine.node import function_class, functions, plain_function
 from ..internals import below_autograd, is_recorded_by_jit, is_view, operators, storage_of
+from ..overlap import refuse_partial_overlap
 from ..rule.definition import Rule
 from ..rule.derivative import RuleDerivative
 from ..schema import Signature, is_dense, is_differentiable, tensors_in, with_tensors
 from .forward_mode import ForwardMode
-from .overlap import refuse_partial_overlap
 
 __all__ = ["InPlace", "in_place_kernel", "in_place_operator", "reading_written"]
 

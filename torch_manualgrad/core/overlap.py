@@ -1,4 +1,4 @@
-"""Refuses an in-place write whose operand partly overlaps the result.
+"""Whether tensors share elements. Refuses an in-place write whose operand partly overlaps the result.
 
 The result then depends on the order of the writes, and has no derivative. PyTorch refuses such an operand if both
 tensors are dense, and writes otherwise, as in ``x[..., ::2].mul_(x[..., 1:4])``. An operand that is the tensor itself
@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..internals import storage_of, value_of, values_readable
-from ..schema import Signature, tensors_in
+from .internals import apart, storage_of, value_of, values_readable
+from .schema import Signature, tensors_in
 
-__all__ = ["refuse_partial_overlap"]
+__all__ = ["refuse_partial_overlap", "share_elements"]
 
 _MOST = 2**20  # up to this number of elements, all places are compared
 
@@ -76,8 +76,7 @@ def _overlaps(written: Tensor, x: Tensor) -> bool:
     if last < other_first or other_last < first:
         return False
     if alike and (written.shape, written.stride()) == (x.shape, x.stride()):
-        sizes = sorted(zip(written.stride(), written.shape), reverse=True)
-        return _is_between(int(x.storage_offset()) - int(written.storage_offset()), sizes)
+        return _is_between(*_distance(x, written))
     if written.numel() + x.numel() > _MOST:
         return False  # comparing all places would take longer than the operator
     step = math.gcd(*strides, *other_strides)
@@ -89,16 +88,41 @@ def _overlaps(written: Tensor, x: Tensor) -> bool:
     return bool(torch.isin(_places(x, unit), _places(written, unit)).any())
 
 
-def _is_between(distance: int, sizes: list[tuple[int, int]]) -> bool:
-    """Whether two elements of a tensor with these strides and sizes have this distance."""
+def share_elements(x: Tensor, y: Tensor) -> bool:
+    """Whether an element of ``x`` is one of ``y``. Both have one storage; their values need not be readable."""
+    if not x.numel() or not y.numel():
+        return False
+    unit = min(x.element_size(), y.element_size())
+    (first, last, strides), (other_first, other_last, other_strides) = _span(x, unit), _span(y, unit)
+    if last < other_first or other_last < first:
+        return False
+    if x.dtype == y.dtype:
+        if x.stride() == y.stride():
+            return _is_between(*_distance(x, y))
+        step = math.gcd(*strides, *other_strides)
+        if step and (first - other_first) % step:
+            return False
+    with apart():
+        return bool(torch.isin(_places(x, unit), _places(y, unit)).any())
+
+
+def _distance(x: Tensor, y: Tensor) -> tuple[int, list[tuple[int, int, int]]]:
+    """From the first element of ``y`` to that of ``x``; and (stride, size of x, size of y) of the dims, of equal strides."""
+    sizes = sorted(zip(map(int, x.stride()), map(int, x.shape), map(int, y.shape)), reverse=True)
+    return int(x.storage_offset()) - int(y.storage_offset()), sizes
+
+
+def _is_between(distance: int, sizes: list[tuple[int, int, int]]) -> bool:
+    """Whether an element of y is as far from the first one of y as one of x is, plus the distance."""
     if not sizes:
         return distance == 0
-    (stride, size), *inner = sizes
-    if size == 1 or stride == 0:
+    (stride, size, other_size), *inner = sizes
+    if stride == 0 or size == other_size == 1:
         return _is_between(distance, inner)
-    reach = sum(s * (n - 1) for s, n in inner)
-    first, last = -((reach - distance) // stride), (distance + reach) // stride
-    return any(_is_between(distance - q * stride, inner) for q in range(max(first, 1 - size), min(last, size - 1) + 1))
+    low, high = -sum(s * (n - 1) for s, n, _ in inner), sum(s * (m - 1) for s, _, m in inner)
+    first, last = -((high - distance) // stride), (distance - low) // stride
+    steps = range(max(first, 1 - size), min(last, other_size - 1) + 1)
+    return any(_is_between(distance - step * stride, inner) for step in steps)
 
 
 def _span(x: Tensor, unit: int) -> tuple[int, int, list[int]]:
