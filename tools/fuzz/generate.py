@@ -293,14 +293,14 @@ class Maker:
         return self.add_plain(text.replace("{}", "{0}"), [other])[0]
 
     def write(self, name: str, entry: str) -> None:
-        """Write to a copy, or to a view of one, and go on with what was written to."""
+        """Write to a result, to a copy, or to a view of one, and go on with what was written to."""
         rng = self.rng
-        first = self.pick()
-        x = self.values[first]
-        second = self.partner(first)
-        fresh = rng.choice(["{0}.clone()", "{0} * 1.0", "{0} + 0.1"])
-        (base,) = self.add_plain(fresh, [first])
-        target = base
+        base = self.pick()
+        second = self.partner(base)
+        if base in self.inputs or rng.random() < 0.6:
+            fresh = rng.choice(["{0}.clone()", "{0} * 1.0", "{0} + 0.1"])
+            (base,) = self.add_plain(fresh, [base])
+        target, x = base, self.values[base]
         if rng.random() < 0.5:
             view = rng.choice(list(pool.VIEWS))
             text = pool.VIEWS[view](rng, x)

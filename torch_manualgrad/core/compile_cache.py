@@ -17,7 +17,7 @@ import inspect
 import re
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType
 from typing import Any
@@ -189,7 +189,7 @@ def _parts(value: Any, seen: set[int]) -> Any:
         return value.__module__, value.__qualname__
     code = getattr(function, "__code__", None)
     if code is None:
-        return repr(value)
+        return _text(value)
     if id(function) in seen:
         return function.__qualname__
     seen.add(id(function))
@@ -201,6 +201,16 @@ def _parts(value: Any, seen: set[int]) -> Any:
         repr(function.__defaults__), repr(function.__kwdefaults__), [_parts(c, seen) for c in cells],
         [(n, _elsewhere(v, code.co_filename) or _parts(v, seen)) for n, v in read],
     )  # fmt: skip
+
+
+def _text(value: Any) -> str:
+    """The repr of a value; for what has a long one, or an incomplete one like a tensor, a text that no other value has."""
+    try:
+        if not isinstance(value, torch.Tensor) and (not isinstance(value, Sized) or len(value) < 1000):
+            return repr(value)
+    except Exception:  # of a class of the user's
+        pass
+    return f"{type(value).__qualname__} {secrets.token_hex(8)}"
 
 
 def _elsewhere(value: Any, path: str) -> Any:
