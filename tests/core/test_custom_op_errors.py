@@ -545,3 +545,33 @@ class TestTangents(expecttest.TestCase):
             "(Tensor x) -> (Tensor, int)",
             lambda x: (x * 2, 3),
         )
+
+
+class TestBatches(expecttest.TestCase):
+    def check(self, returned, expected):
+        op = define("(Tensor x) -> Tensor", lambda x: x * 2)
+        op.impl_vmap(lambda info, in_dims, x: returned(x * 2))
+        self.assertExpectedInline(message(lambda: torch.func.vmap(op)(random(2, 3))), expected, skip=1)
+
+    def test_without_out_dims(self):
+        self.check(
+            lambda y: y,
+            """mgtest::op: impl_vmap: expected (output, out_dims), got a Tensor of shape [2, 3] and torch.float64""",
+        )
+
+    def test_another_number_of_out_dims(self):
+        self.check(
+            lambda y: ([y], (0, 0)), """mgtest::op: impl_vmap: expected 1 out_dims, one for each output, got (0, 0)"""
+        )
+
+    def test_no_dim(self):
+        self.check(
+            lambda y: (y, 2),
+            """mgtest::op: impl_vmap: out_dims has 2 for a Tensor of shape [2, 3] and torch.float64: expected one of its dims, or None""",
+        )
+
+    def test_another_size(self):
+        self.check(
+            lambda y: (y[:1], 0),
+            """mgtest::op: impl_vmap: expected a batch of 2 in dim 0 of the output, got a Tensor of shape [1, 3] and torch.float64""",
+        )

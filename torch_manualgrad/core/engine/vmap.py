@@ -1,4 +1,4 @@
-"""The vmap rule of last resort: one call for each element of the batch."""
+"""The vmap rule of last resort, and what a rule of the user returns."""
 
 from __future__ import annotations
 
@@ -8,9 +8,43 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...arguments import described
 from ..schema import Signature
 
-__all__ = ["loop"]
+__all__ = ["batches", "loop"]
+
+
+def batches(name: str, found: Any, size: int) -> tuple[Any, Any]:
+    """The result of a vmap rule of the user, ``(output, out_dims)``, after a check that each tensor is a batch there.
+
+    Args:
+        name: of the rule, for the error.
+        found: the result.
+        size: of the batch.
+
+    Raises:
+        RuntimeError: it is something else.
+    """
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise RuntimeError(f"{name}: expected (output, out_dims), got {described(found)}")
+    waiting = [found]
+    while waiting:
+        output, dim = waiting.pop()
+        if isinstance(output, (tuple, list)):
+            dims = dim if isinstance(dim, (tuple, list)) else [dim] * len(output)
+            if len(dims) != len(output):
+                raise RuntimeError(f"{name}: expected {len(output)} out_dims, one for each output, got {dims}")
+            waiting += zip(output, dims)
+        elif isinstance(output, Tensor) and dim is not None:
+            if not isinstance(dim, int) or not -output.dim() <= dim < output.dim():
+                raise RuntimeError(
+                    f"{name}: out_dims has {dim!r} for {described(output)}: expected one of its dims, or None"
+                )
+            if output.shape[dim] != size:
+                raise RuntimeError(
+                    f"{name}: expected a batch of {size} in dim {dim} of the output, got {described(output)}"
+                )
+    return found
 
 
 def loop(

@@ -17,7 +17,7 @@ from ..engine.kernel import Mode, apply, differentiated
 from ..engine.sharding import takes_body
 from ..engine.strong_arithmetic import running
 from ..engine.transpose import transposing
-from ..engine.vmap import loop
+from ..engine.vmap import batches, loop
 from ..formula_calls import FormulaCalls
 from ..internals import (
     below_autograd,
@@ -440,7 +440,8 @@ class CustomOp:
             chosen = self._current.get("vmap")
             positional, keywords = self.signature.split(values)
             if chosen is not None:
-                return chosen.function(info, self.signature.Inputs(*in_dims), *positional, **keywords)
+                found = chosen.function(info, self.signature.Inputs(*in_dims), *positional, **keywords)
+                return batches(f"{self.name}: impl_vmap", found, info.batch_size)
             return loop(self.name, self.signature, call, info, in_dims, values)
 
         found = vmap_call(rule, call, self.signature.bind(args, kwargs))
