@@ -93,6 +93,25 @@ def test_every_nesting_to_third_order(name):
             )
 
 
+# Of scores and of their weights, which are broadcast.
+WEIGHTED = {
+    "binary cross entropy": lambda x, w, p, how: F.binary_cross_entropy(x.sigmoid(), Y.sigmoid(), w, reduction=how),
+    "with logits": lambda x, w, p, how: F.binary_cross_entropy_with_logits(x, Y.sigmoid(), w, None, None, how, p),
+    "cross entropy": lambda x, w, p, how: F.cross_entropy(x, T, p, ignore_index=2, reduction=how),
+    "of images": lambda x, w, p, how: F.nll_loss(x.mT[None, ..., None], T[None, :, None], p, reduction=how),
+    "of one": lambda x, w, p, how: F.nll_loss(x[0], T[0], p, reduction=how),
+}
+
+
+@pytest.mark.parametrize("how", ["mean", "sum", "none"])
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_weights_are_differentiable(name, how):
+    """PyTorch has no gradient for them."""
+    weights = random(3, 1, seed=6).exp(), random(4, seed=7).exp()
+    with mg.override():
+        mg.testing.check(lambda x, w, p: WEIGHTED[name](x, w, p, how), [(X, *weights)], checks=())
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="this torch has none")
 def test_linear_cross_entropy_by_chunks(reduction):

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from torch_manualgrad.core.rule import always, bind, formula, rule
+from torch_manualgrad.core.rule import ByMetadata, bind, formula, rule
 
 from ..elementwise.saturating import logistic
 from ..terms import fitted_to, sum_over_tangents
@@ -165,11 +165,38 @@ def _self_vjp(grad: Tensor, self: Tensor, target: Tensor, weight: Tensor | None,
     return aten.binary_cross_entropy_backward(grad, self, target, weight, reduction)
 
 
+def _weight_vjp(grad: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
+    return scaled(grad, reduction, self) * aten.binary_cross_entropy(self, target, None, NONE)
+
+
+def _backward_weight_vjp(grad: Tensor, grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
+    return grad * _self_vjp(grad_output, self, target, None, reduction)
+
+
+def _logits_weight_vjp(grad: Tensor, self: Tensor, target: Tensor, pos_weight: Tensor | None, reduction: int) -> Tensor:
+    losses = aten.binary_cross_entropy_with_logits(self, target, None, pos_weight, NONE)
+    return scaled(grad, reduction, self) * losses
+
+
+def _pos_weight_vjp(grad: Tensor, self: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Tensor:
+    return -_spread(grad, self, weight, reduction) * target * logsigmoid(self)
+
+
+def _weights_are_constant(
+    self: Tensor, target: Tensor, weight: Tensor | None, pos_weight: Tensor | None, reduction: int
+) -> bool:
+    return not any(w is not None and w.requires_grad for w in (weight, pos_weight))
+
+
 _AT = {"self": "self_p", "target": "target_p", "weight": "weight_p"}
 
 rule(
     "aten::binary_cross_entropy",
-    vjp={"self": _self_vjp, "target": fitted_to("target", binary_cross_entropy_target_backward)},
+    vjp={
+        "self": _self_vjp,
+        "target": fitted_to("target", binary_cross_entropy_target_backward),
+        "weight": fitted_to("weight", _weight_vjp),
+    },
     jvp={
         "result": sum_over_tangents(
             bind(aten.binary_cross_entropy_backward.default, grad_output="self_t", **_AT, reduction=NONE),
@@ -178,8 +205,8 @@ rule(
             then=reduced,
         )
     },
-    improves="values",
-    source="ATen binary_cross_entropy_backward, binary_cross_entropy_target_backward",
+    improves=("values", "missing"),
+    source="ATen binary_cross_entropy_backward, binary_cross_entropy_target_backward; the gradient of the weights is new",
 )
 rule(
     "aten::binary_cross_entropy_backward",
@@ -187,6 +214,7 @@ rule(
         "grad_output": fitted_to("grad_output", binary_cross_entropy_double_backward_grad_output.bind(input="self")),
         "self": binary_cross_entropy_double_backward.bind(input="self"),
         "target": fitted_to("target", binary_cross_entropy_double_backward_target),
+        "weight": fitted_to("weight", _backward_weight_vjp),
     },
     jvp={
         "result": sum_over_tangents(
@@ -200,7 +228,7 @@ rule(
             ),
         )
     },
-    improves="values",
+    improves=("values", "missing"),
     source="ATen binary_cross_entropy_double_backward",
 )
 _AT_LOGIT = {"target": "target_p", "weight": "weight_p", "pos_weight": "pos_weight_p", "reduction": NONE}
@@ -209,6 +237,8 @@ rule(
     vjp={
         "self": fitted_to("self", binary_cross_entropy_with_logits_backward.bind(input="self")),
         "target": fitted_to("target", binary_cross_entropy_with_logits_target_backward.bind(grad_output="grad")),
+        "weight": fitted_to("weight", _logits_weight_vjp),
+        "pos_weight": fitted_to("pos_weight", _pos_weight_vjp),
     },
     jvp={
         "result": sum_over_tangents(
@@ -223,7 +253,7 @@ rule(
             then=reduced,
         )
     },
-    improves="values",  # in forward mode the weights are constants to PyTorch
-    defer_to_stock=always,
+    improves=("values", "missing"),  # in forward mode the weights are constants to PyTorch, in reverse mode it raises
+    defer_to_stock=ByMetadata(_weights_are_constant),
     source="ATen binary_cross_entropy_with_logits_backward, binary_cross_entropy_with_logits_target_backward",
 )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import ByMetadata, always, bind, rule
+from torch_manualgrad.core.rule import ByMetadata, bind, rule
 
 from ..terms import sum_over_tangents
 from .common import MEAN, reduced
@@ -62,6 +62,46 @@ def _weight_backward_jvp(
     return slope.scatter(dim, classes.unsqueeze(dim), (-grad_output_p * of_class).unsqueeze(dim))
 
 
+def _by_class(entries: Tensor, weight: Tensor, target: Tensor, ignored: int) -> Tensor:
+    """The sums of entries over the targets of each class, in the shape of the weights; the ignored class is left out."""
+    counted = target != ignored
+    classes = target.where(counted, 0).reshape(-1)
+    return torch.zeros_like(weight).index_add(0, classes, entries.where(counted, 0).reshape(-1).to(weight.dtype))
+
+
+def _weight_vjp(
+    grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor, reduction: int, ignore_index: int
+) -> Tensor:
+    """Cotangent of the weights, given that of the loss: the transpose of `_weight_jvp`."""
+    losses, _ = _losses(self, target, torch.ones_like(weight), ignore_index)
+    if reduction == MEAN:
+        known, total = _losses(self, target, weight, ignore_index)
+        losses = (losses - known.sum() / total.sum()) / total.sum()
+    return _by_class(grad_output * losses, weight, target, ignore_index)
+
+
+def _weight_backward_vjp(
+    grad: Tensor,
+    grad_output: Tensor,
+    target: Tensor,
+    weight: Tensor,
+    reduction: int,
+    ignore_index: int,
+) -> Tensor:
+    """Cotangent of the weights, given that of the gradient: the transpose of `_weight_backward_jvp`."""
+    slopes, _ = _losses(grad, target, torch.ones_like(weight), ignore_index)
+    found = _by_class(grad_output * slopes, weight, target, ignore_index)
+    if reduction != MEAN:
+        return found
+    counts = _by_class(torch.ones_like(slopes), weight, target, ignore_index)
+    W = (counts * weight).sum()
+    return found / W - counts * ((found * weight).sum() / (W * W))
+
+
+def _is_constant(weight: Tensor | None) -> bool:
+    return weight is None or not weight.requires_grad
+
+
 def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: str, **about: Any) -> None:
     """The rules of a loss and of its backward operator."""
 
@@ -81,7 +121,7 @@ def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: st
 
     rule(
         f"aten::{name}_forward",
-        vjp={"self": of_self},
+        vjp={"self": of_self, "weight": _weight_vjp},
         jvp={"output": sum_over_tangents(bind(losses, x="self_t", weight="weight_p"), _weight_jvp)},
         not_differentiable="total_weight",
         kind="linear",
@@ -94,6 +134,7 @@ def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: st
         vjp={
             "grad_output": bind(losses, x="grad"),
             "self": lambda grad, self_sizes, self_dtype: grad.new_zeros(self_sizes, dtype=self_dtype),
+            "weight": _weight_backward_vjp,
             "total_weight": lambda: None,  # a function of the weights: their derivative includes it
         },
         jvp={
@@ -102,19 +143,28 @@ def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: st
                 _weight_backward_jvp,
             )
         },
-        improves="values",  # in forward mode the weights are constants to PyTorch
-        defer_to_stock=always,
+        improves=(
+            "values",
+            "missing",
+        ),  # in forward mode the weights are constants to PyTorch, in reverse mode it raises
+        defer_to_stock=ByMetadata(lambda grad_output, self, target, weight, *_: _is_constant(weight)),
         kind="linear",
         finite=False,  # weights may be anything
         source="ATen derivatives.yaml",
     )
 
 
-_bind(aten.nll_loss_forward, aten.nll_loss_backward, "nll_loss", defer_to_stock=always, improves="values")
+_bind(
+    aten.nll_loss_forward,
+    aten.nll_loss_backward,
+    "nll_loss",
+    defer_to_stock=ByMetadata(lambda self, target, weight, *_: _is_constant(weight)),
+    improves=("values", "missing"),
+)
 _bind(
     aten.nll_loss2d_forward,
     aten.nll_loss2d_backward,
     "nll_loss2d",
-    defer_to_stock=ByMetadata(lambda self, *_: self.is_contiguous()),
+    defer_to_stock=ByMetadata(lambda self, target, weight, *_: self.is_contiguous() and _is_constant(weight)),
     improves="missing",
 )
