@@ -208,11 +208,13 @@ def swap():
 
 
 swap()
+interrupted(swap)  # at no line
+most = 2 * count
 at = 1
 while interrupted(swap):
     assert factor_of_op() == 2, where
     at += 1
-    assert at < 500, "each swap that is left makes the next one longer"
+    assert at < most, "each swap that is left makes the next one longer"
 assert factor_of_op() == 2
 print(len(seen))
 """
