@@ -147,8 +147,20 @@ inline variable_list run_code(Code code, variable_list arguments, size_t results
   return torch::aot_inductor::alloc_tensors_by_stealing_from_handles(found.data(), found.size());
 }
 
-// The arguments of a graph that Python runs: `run_graph` would keep them alive until it returns if they were its own.
-inline thread_local variable_list handed_over;
+// The arguments of the graphs that Python runs, the innermost last; another may run before Python takes those of one,
+// in a signal handler. `run_graph` would keep them alive until it returns if they were its own.
+inline thread_local std::vector<variable_list> handed_over;
+
+// Runs a graph in Python, which takes the arguments by their place.
+inline variable_list run_in_python(int64_t number, variable_list arguments) {
+  static const PythonOp run("manualgrad_calls::run_graph");
+  const struct Place {
+    const size_t place = handed_over.size();
+    ~Place() { handed_over.resize(place); }
+  } here;
+  handed_over.push_back(std::move(arguments));
+  return run({number, static_cast<int64_t>(here.place)}).toTensorVector();
+}
 
 // Runs a graph without tracking.
 inline variable_list run_graph(const Graph& graph, variable_list values) {
@@ -168,9 +180,7 @@ inline variable_list run_graph(const Graph& graph, variable_list values) {
   if (const Code code = graph.code.load(std::memory_order_acquire)) {
     results = run_code(code, std::move(values), graph.views.size());
   } else {
-    static const PythonOp run("manualgrad_calls::run_graph");
-    handed_over = std::move(values);
-    results = run({graph.number}).toTensorVector();
+    results = run_in_python(graph.number, std::move(values));
   }
   share_all_versions(results, shared);
   return results;
@@ -449,7 +459,8 @@ inline variable_list call_graph_of(int64_t number, at::TensorList values) {
 
 TORCH_LIBRARY_FRAGMENT(manualgrad_calls, library) {
   library.def("graph(int number, Tensor[] values) -> Tensor[]", &call_graph_of);
-  library.def("handed_over() -> Tensor[]", [] { return std::exchange(handed_over, {}); });
+  library.def("handed_over(int place) -> Tensor[]",
+              [](int64_t place) { return std::exchange(handed_over.at(place), {}); });
   library.def("share_versions(Tensor[] results, Tensor[] values) -> ()", &share_all_versions);
   library.def("dtype(Tensor x) -> int", [](const at::Tensor& x) { return static_cast<int64_t>(x.scalar_type()); });
 }

@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import itertools
+import sys
 import threading
 import weakref
 
@@ -162,6 +163,26 @@ def test_a_step_needs_no_more_memory_than_with_inductor(name):
         model.zero_grad()
         peaks[name] = peak_bytes(step)
     assert peaks["ours"] <= 1.02 * peaks["inductor"]
+
+
+def test_a_graph_that_runs_before_another_has_its_arguments():
+    """As in a signal handler, which Python calls at the first line of a function."""
+    inner, outer, x = compiled(torch.sin), compiled(torch.exp), torch.ones(3)
+    inner(x)
+    outer(x)
+    found = []
+
+    def tracer(frame, event, argument):
+        if frame.f_code is calls._run.__code__ and not found:
+            found.append(None)
+            found[0] = inner(2 * x)
+
+    sys.settrace(tracer)
+    try:
+        y = outer(x)
+    finally:
+        sys.settrace(None)
+    torch.testing.assert_close((found[0], y), (torch.sin(2 * x), torch.exp(x)))
 
 
 def test_values_at_other_strides():

@@ -105,8 +105,8 @@ def note_rule(derivative: Any) -> int:
 # -- callbacks of the library ------------------------------------------------------------------------------------------
 
 
-def _run(number: int) -> Sequence[Tensor]:
-    values = torch.ops.manualgrad_calls.handed_over()
+def _run(number: int, place: int) -> Sequence[Tensor]:
+    values = torch.ops.manualgrad_calls.handed_over(place)
     compiled = run.get(number)
     return functions[number].primal(*values) if compiled is None else compiled(values)
 
@@ -136,7 +136,7 @@ def _vjp(
 if calls_library is not None:
     _operators = torch.library.Library("manualgrad_calls", "FRAGMENT")
     _kernels: dict[str, Callable[..., Any]] = {
-        "run_graph(int graph) -> Tensor[]": _run,
+        "run_graph(int graph, int place) -> Tensor[]": _run,
         "call_graph(int graph, Tensor[] values) -> Tensor[]": _call,
         "graph_rule(int graph, bool[] needs) -> int": _rule_of,
         "graph_backward(int rule, int level, bool[] given, bool[] wanted) -> int[]": _backward_of,

@@ -112,6 +112,19 @@ def test_weights_are_differentiable(name, how):
         mg.testing.check(lambda x, w, p: WEIGHTED[name](x, w, p, how), [(X, *weights)], checks=())
 
 
+def test_scores_of_ignored_targets_may_be_infinite():
+    x, target = X.clone(), torch.tensor([2, 1, 2])
+    x[0] = x[2] = -torch.inf
+    weights = random(4, seed=7).exp().requires_grad_()
+    with mg.override():
+        loss = F.nll_loss(x, target, weights, ignore_index=2)
+        (gradient,) = torch.autograd.grad(loss, weights)
+        tangent = torch.func.jvp(lambda w: F.nll_loss(x, target, w, ignore_index=2), (weights,), (weights,))[1]
+    torch.testing.assert_close(
+        (gradient, tangent), (torch.zeros_like(weights), torch.zeros_like(loss))
+    )  # the mean of one loss
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="this torch has none")
 def test_linear_cross_entropy_by_chunks(reduction):

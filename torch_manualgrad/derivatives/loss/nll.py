@@ -26,7 +26,8 @@ def _losses(x: Tensor, target: Tensor, weight: Tensor, ignored: int) -> tuple[Te
     classes = target.where(counted, 0)
     of_class = weight[classes].where(counted, 0)
     dim = 1 if x.dim() > 1 else 0
-    return -of_class * x.gather(dim, classes.unsqueeze(dim)).squeeze(dim), of_class
+    losses = -of_class * x.gather(dim, classes.unsqueeze(dim)).squeeze(dim)
+    return losses.where(counted, 0), of_class  # 0 times infinity in between
 
 
 def _weight_jvp(
@@ -146,7 +147,7 @@ def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: st
         improves=(
             "values",
             "missing",
-        ),  # in forward mode the weights are constants to PyTorch, in reverse mode it raises
+        ),  # to PyTorch the weights are constants in forward mode; in reverse mode it raises
         defer_to_stock=ByMetadata(lambda grad_output, self, target, weight, *_: _is_constant(weight)),
         kind="linear",
         finite=False,  # weights may be anything
