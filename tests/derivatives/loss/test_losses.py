@@ -112,6 +112,15 @@ def test_weights_are_differentiable(name, how):
         mg.testing.check(lambda x, w, p: WEIGHTED[name](x, w, p, how), [(X, *weights)], checks=())
 
 
+def test_weights_of_half_precision_have_sums_in_single():
+    """A sum of ones in bfloat16 ends at 256."""
+    x, target = -torch.ones(1000, 2, dtype=torch.bfloat16), torch.zeros(1000).long()
+    weights = torch.ones(2, dtype=torch.bfloat16, requires_grad=True)
+    with mg.override():
+        (gradient,) = torch.autograd.grad(F.nll_loss(x, target, weights, reduction="sum"), weights)
+    assert gradient.tolist() == [1000, 0]
+
+
 def test_scores_of_ignored_targets_may_be_infinite():
     x, target = X.clone(), torch.tensor([2, 1, 2])
     x[0] = x[2] = -torch.inf

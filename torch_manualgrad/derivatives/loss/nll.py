@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torch_manualgrad.core.rule import ByMetadata, bind, rule
 
+from ..nn.normalization import widened
 from ..terms import sum_over_tangents
 from .common import MEAN, reduced
 
@@ -67,36 +68,33 @@ def _by_class(entries: Tensor, weight: Tensor, target: Tensor, ignored: int) -> 
     """The sums of entries over the targets of each class, in the shape of the weights; the ignored class is left out."""
     counted = target != ignored
     classes = target.where(counted, 0).reshape(-1)
-    return torch.zeros_like(weight).index_add(0, classes, entries.where(counted, 0).reshape(-1).to(weight.dtype))
+    return torch.zeros_like(weight).index_add(0, classes, entries.where(counted, 0).reshape(-1))
 
 
 def _weight_vjp(
     grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor, reduction: int, ignore_index: int
 ) -> Tensor:
-    """Cotangent of the weights, given that of the loss: the transpose of `_weight_jvp`."""
-    losses, _ = _losses(self, target, torch.ones_like(weight), ignore_index)
+    """Cotangent of the weights, given that of the loss: the transpose of `_weight_jvp`. Sums are in at least float32."""
+    grad, x, w = widened(grad_output, self, weight)
+    losses, _ = _losses(x, target, torch.ones_like(w), ignore_index)
     if reduction == MEAN:
-        known, total = _losses(self, target, weight, ignore_index)
+        known, total = _losses(x, target, w, ignore_index)
         losses = (losses - known.sum() / total.sum()) / total.sum()
-    return _by_class(grad_output * losses, weight, target, ignore_index)
+    return _by_class(grad * losses, w, target, ignore_index).to(weight.dtype)
 
 
 def _weight_backward_vjp(
-    grad: Tensor,
-    grad_output: Tensor,
-    target: Tensor,
-    weight: Tensor,
-    reduction: int,
-    ignore_index: int,
+    grad: Tensor, grad_output: Tensor, target: Tensor, weight: Tensor, reduction: int, ignore_index: int
 ) -> Tensor:
     """Cotangent of the weights, given that of the gradient: the transpose of `_weight_backward_jvp`."""
-    slopes, _ = _losses(grad, target, torch.ones_like(weight), ignore_index)
-    found = _by_class(grad_output * slopes, weight, target, ignore_index)
-    if reduction != MEAN:
-        return found
-    counts = _by_class(torch.ones_like(slopes), weight, target, ignore_index)
-    W = (counts * weight).sum()
-    return found / W - counts * ((found * weight).sum() / (W * W))
+    h, g, w = widened(grad, grad_output, weight)
+    slopes, _ = _losses(h, target, torch.ones_like(w), ignore_index)
+    found = _by_class(g * slopes, w, target, ignore_index)
+    if reduction == MEAN:
+        counts = _by_class(torch.ones_like(slopes), w, target, ignore_index)
+        W = (counts * w).sum()
+        found = found / W - counts * ((found * w).sum() / (W * W))
+    return found.to(weight.dtype)
 
 
 def _is_constant(weight: Tensor | None) -> bool:
