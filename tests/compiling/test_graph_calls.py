@@ -121,12 +121,12 @@ def test_inductors_code_frees_what_it_is_given():
     assert not any(r() for r in [*alive, *freed])
 
 
-def peak_bytes(step):
-    """The largest number of bytes that are allocated during a step and not freed yet."""
+def allocated(step):
+    """The bytes that a step allocates, and the largest number of these that are not freed yet."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         step()
     sizes = [event.nbytes() for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
-    return max(itertools.accumulate(sizes))
+    return sum(n for n in sizes if n > 0), max(itertools.accumulate(sizes))
 
 
 class Attention(torch.nn.Module):
@@ -151,7 +151,7 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_needs_no_more_memory_than_with_inductor(name):
     """The backward copies no residual, and frees each after its last use, while the gradients of the parameters grow."""
-    model, x, peaks = MODELS[name](), torch.randn(64, 64), {}
+    model, x, found = MODELS[name](), torch.randn(64, 64), {}
     for name, call in {"ours": compiled(model, "inductor"), "inductor": torch.compile(model, dynamic=False)}.items():
 
         def step(call=call):
@@ -161,8 +161,9 @@ def test_a_step_needs_no_more_memory_than_with_inductor(name):
         step()
         step()
         model.zero_grad()
-        peaks[name] = peak_bytes(step)
-    assert peaks["ours"] <= 1.02 * peaks["inductor"]
+        found[name] = allocated(step)
+    for ours, inductors in zip(found["ours"], found["inductor"]):
+        assert ours <= 1.02 * inductors
 
 
 def test_a_graph_that_runs_before_another_has_its_arguments():
