@@ -30,7 +30,7 @@ def measure(
 ) -> dict[str, list[float]]:
     """Times in seconds of each contender, one entry a round.
 
-    A round calls each contender so often that it takes about two milliseconds, after two to ten calls that are not timed:
+    A round calls each contender so often that it takes about ten milliseconds, after two to ten calls that are not timed:
     a loop finds its code and data in the caches, not those of another contender. There are as many rounds as fit, at
     least 3, of slow ones 2.
     ``inside``: what a contender runs inside of; entered and left outside of the time taken.
@@ -42,7 +42,7 @@ def measure(
             took = _seconds(run)
             if took < 0.05:  # the first call of a short one is longer than the others
                 took = _seconds(run)
-        calls[name] = max(1, min(2000, int(2e-3 / max(took, 1e-7))))
+        calls[name] = max(1, min(2000, int(1e-2 / max(took, 1e-7))))
     times: dict[str, list[float]] = {name: [] for name in contenders}
     begin = now = time.perf_counter()
     rounds = 0

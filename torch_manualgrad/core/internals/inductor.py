@@ -218,10 +218,15 @@ def compiled(
     from torch._inductor.compile_fx import compile_fx_inner  # importing the compiler is slow
 
     in_cpp = config.cpp_wrapper or in_cpp and _is_inductors(graph)
+    settings = {
+        "cpp_wrapper": in_cpp,  # read by the parts of inductor that the argument does not reach
+        # a loop of fewer than 8192 elements takes less time than starting a second thread
+        "cpp.min_chunk_size": max(config.cpp.min_chunk_size, 8192 // torch.get_num_threads()),
+    }
     with (
         tracing(TracingContext(mode)),
         torch.no_grad(),
-        config.patch(cpp_wrapper=in_cpp),  # read by the parts of inductor that the argument does not reach
+        config.patch(settings),
         _writes_in_order(),
         _tracing_here(),  # inductor's patterns
     ):
