@@ -5,7 +5,7 @@ import math
 import torch
 from torch.func import grad, jvp
 
-from claims import after_a_write, F64, derivatives, own, point, scalar
+from claims import F64, after_a_write, derivatives, own, point, scalar
 
 aten = torch.ops.aten
 MASKED = torch.tensor([-math.inf, -math.inf], dtype=F64)

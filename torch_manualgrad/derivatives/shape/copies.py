@@ -6,6 +6,8 @@ changes the tangent of the argument too. These rules compute a tangent that shar
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from torch_manualgrad.core.rule import always, bind, linear_in, real, rule
@@ -16,7 +18,7 @@ from .views import permute_backwards
 
 _aten = torch.ops.aten
 
-_COTANGENTS = {
+_COTANGENTS: dict[str, Any] = {
     "alias_copy": lambda grad: grad,
     "lift_fresh_copy": lambda grad: grad,
     "view_copy": lambda grad, self_sizes: grad.reshape(self_sizes),
@@ -38,14 +40,17 @@ _COTANGENTS = {
 _REAL_IN_PYTORCH = ("lift_fresh_copy", "select_copy.int", "slice_copy.Tensor")
 
 for _name, _vjp in _COTANGENTS.items():
-    _about = {"improves": "values", "defer_to_stock": always}
-    if _name in _REAL_IN_PYTORCH:
-        _about = {"improves": ("missing", "values"), "defer_to_stock": real}
-    linear_in(f"aten::{_name}", {"self": _vjp}, **_about)
+    _refused = _name in _REAL_IN_PYTORCH
+    linear_in(
+        f"aten::{_name}",
+        {"self": _vjp},
+        improves=("missing", "values") if _refused else "values",
+        defer_to_stock=real if _refused else always,
+    )
 
 
 # whose tangents alone may be batched, while PyTorch cannot batch the operators then
-_PARTS = {
+_PARTS: dict[str, Any] = {
     "unbind_copy.int": (
         unbind_backward.bind(grads="grad"),
         lambda self_t, dim: [t.clone() for t in self_t.unbind(dim)],
