@@ -17,6 +17,7 @@ KERNEL_TESTS := $(wildcard tests/kernels/test_*_kernels.py tests/primal/test_*.p
 # whose results may depend on how long the processor's vectors are, and on what becomes of the last few elements
 CAPABILITY_TESTS := tests/core/test_vector_tails.py tests/core/test_strong_zero.py tests/derivatives/elementwise/test_edges.py \
   $(addprefix tests/kernels/test_,norm_kernels.py distance_kernels.py segment_kernels.py strong_times_kernels.py)
+CAPABILITIES = $(shell $(PY) -c "$(NARROWER)")
 NARROWER := import torch; c = torch.backends.cpu.get_cpu_capability(); print({'AVX2': 'default', 'AVX512': 'default avx2'}.get(c, ''))
 
 .DEFAULT_GOAL := help
@@ -38,7 +39,7 @@ test-slow: $(VENV)/installed  ## all tests
 
 # `make test` runs with the widest vectors. Our kernels choose theirs by the same variable as PyTorch.
 test-capabilities: $(VENV)/installed  ## edges, strong zeros and kernels with each narrower instruction set of this processor
-	@set -e; for capability in $$($(PY) -c "$(NARROWER)"); do \
+	@set -e; for capability in $(CAPABILITIES); do \
 	  echo "ATEN_CPU_CAPABILITY=$$capability"; ATEN_CPU_CAPABILITY=$$capability $(PYTEST) -m "not slow" -k "not threads" $(CAPABILITY_TESTS) $(ARGS); \
 	done
 
