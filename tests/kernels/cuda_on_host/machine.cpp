@@ -716,7 +716,16 @@ void* static_shared(const char* name, size_t bytes) {
 }
 void* dynamic_shared() { return machine.current->block->slab + machine.current->block->arrays.front().start; }
 
+Watcher watcher = nullptr;
+
+void watch(bool after, const Launch& of) {
+  if (watcher == nullptr) return;
+  watcher(after, of.kernel, of.grid.x, of.block.x, of.shared, of.arguments.size(), of.arguments.data(),
+          of.sizes.data());
+}
+
 bool run(const Launch& launch) {
+  watch(false, launch);
   const std::lock_guard<std::mutex> lock(machine.mutex);
   machine.error.clear();
   if (launch.grid.x == 0 || launch.block.x == 0 || launch.block.x > kMostThreads) {
@@ -748,6 +757,7 @@ bool run(const Launch& launch) {
   }
   clear_cells();
   runs_device = false;
+  watch(true, launch);
   return machine.error.empty();
 }
 
@@ -783,6 +793,11 @@ extern "C" __attribute__((visibility("default"))) void cuda_on_host_order(const 
 // Whether races in global memory are errors.
 extern "C" __attribute__((visibility("default"))) void cuda_on_host_watch_global(int watch) {
   cuda_on_host::machine.watches_global = watch != 0;
+}
+
+// nullptr: no longer.
+extern "C" __attribute__((visibility("default"))) void cuda_on_host_watch_launches(cuda_on_host::Watcher watcher) {
+  cuda_on_host::watcher = watcher;
 }
 
 // Starts or stops counting what accesses cost. `found`: the wavefronts so far and the fewest possible for these bytes,

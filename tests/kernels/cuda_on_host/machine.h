@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <tuple>
 #include <type_traits>
+#include <vector>
 
 namespace cuda_on_host {
 
@@ -73,7 +74,14 @@ struct Launch {
   bool cooperative;
   void (*call)(const void* of);
   const void* of;
+  const void* kernel;
+  std::vector<const void*> arguments;
+  std::vector<size_t> sizes;  // of the arguments
 };
+
+// Called before and after each launch.
+using Watcher = void (*)(int after, const void* kernel, unsigned blocks, unsigned threads, size_t shared, size_t count,
+                         const void* const* arguments, const size_t* sizes);
 
 // The dynamic shared memory of each kernel; asking for less than before is refused, as another thread may be about to
 // use it.
@@ -92,6 +100,9 @@ struct Call {
   static void run(const void* of) {
     const Call& call = *static_cast<const Call*>(of);
     std::apply(call.kernel, call.arguments);
+  }
+  std::vector<const void*> addresses() const {
+    return std::apply([](const auto&... x) { return std::vector<const void*>{&x...}; }, arguments);
   }
 };
 

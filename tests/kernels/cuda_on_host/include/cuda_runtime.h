@@ -164,7 +164,14 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   const cuda_on_host::Call<Parameters...> call{kernel, {static_cast<Parameters>(arguments)...}};
   bool cooperative = false;
   for (unsigned i = 0; i < config->numAttrs; ++i) cooperative |= config->attrs[i].val.cooperative != 0;
-  const cuda_on_host::Launch launch{config->gridDim, config->blockDim, config->dynamicSmemBytes,
-                                    cooperative,     &call.run,        &call};
+  const cuda_on_host::Launch launch{config->gridDim,
+                                    config->blockDim,
+                                    config->dynamicSmemBytes,
+                                    cooperative,
+                                    &call.run,
+                                    &call,
+                                    reinterpret_cast<const void*>(kernel),
+                                    call.addresses(),
+                                    {sizeof(Parameters)...}};
   return cuda_on_host::run(launch) ? cudaSuccess : cudaErrorLaunchFailure;
 }
