@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torch_manualgrad.core.rule import always, bind, linear_in, real, rule
+from torch_manualgrad.core.rule import always, bind, linear_in, reached, real, rule
 
 from .joining import split_backward, split_with_sizes_backward, unbind_backward
 from .rearrangement import slice_backward_wrapper
@@ -65,7 +65,8 @@ _PARTS: dict[str, Any] = {
     ),
 }
 
-_NOT_BATCHED = dict.fromkeys(("vmap", "vmap-grad"), "PyTorch has no batching rule for the operator")
+_NOT_BATCHED = {"split_copy.Tensor"} if reached("2.13") else {"split_copy.Tensor", "unbind_copy.int"}
+_GAPS = dict.fromkeys(("vmap", "vmap-grad"), "PyTorch has no batching rule for the operator")
 
 for _name, (_vjp, _jvp) in _PARTS.items():
     rule(
@@ -76,5 +77,5 @@ for _name, (_vjp, _jvp) in _PARTS.items():
         source="ATen derivatives.yaml",
         improves="values",
         defer_to_stock=always,
-        gaps=_NOT_BATCHED if _name == "split_copy.Tensor" else None,
+        gaps=_GAPS if _name in _NOT_BATCHED else None,
     )
