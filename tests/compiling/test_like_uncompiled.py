@@ -310,6 +310,26 @@ def sixteen_bits(wrap):
     return y, *grad(y.sum(), x)
 
 
+def tangents(outputs):
+    return [torch.zeros_like(x) if (t := fwAD.unpack_dual(x).tangent) is None else t.clone() for x in outputs]
+
+
+@case
+def constants_in_forward_mode(wrap):
+    def f(x):
+        y = x.sin()
+        y[[1]] = 0.3
+        return x[[0, 0, 2]] * torch.tensor([1.0, 2.0, 3.0], dtype=x.dtype) + y
+
+    x = ones(3, requires_grad=True)
+    with warnings.catch_warnings(), fwAD.dual_level():
+        warnings.filterwarnings("error", message="torch_manualgrad")
+        y = wrap(f)(fwAD.make_dual(x, 2 * ones(3)))
+        (g,) = grad(y.sin().sum(), x)
+        found = tangents([y, g])
+    return *found, torch.func.hessian(lambda x: wrap(f)(x).sin().sum())(x)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_compiled_program_does_what_it_does_uncompiled(name):
     torch.compiler.reset()

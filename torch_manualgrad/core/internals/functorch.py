@@ -433,7 +433,10 @@ def has_tangent(x: Tensor) -> bool:
     global _tangents_in_graphs
     if x.is_nested or x.layout is not torch.strided:  # such a tensor cannot carry a tangent, and unpacking one raises
         return False
-    if type(x) is FakeTensor:  # a tracer would record the view that this makes
+    in_mode = type(x) in PLAIN and torch._C._len_torch_dispatch_stack() and not is_functorch_wrapped(x)
+    if (
+        type(x) is FakeTensor or in_mode
+    ):  # a tracer would record the view that this makes, a fake mode refuse a constant's
         with torch._C._DisableTorchDispatch():
             found = torch._VF._unpack_dual(x, level=0)[1] is not None
     else:
