@@ -330,6 +330,48 @@ def constants_in_forward_mode(wrap):
     return *found, torch.func.hessian(lambda x: wrap(f)(x).sin().sum())(x)
 
 
+@case
+def inputs_returned_in_forward_mode(wrap):
+    def f(x):
+        x.sin()
+        return {"x": x}
+
+    with fwAD.dual_level():
+        return tangents([wrap(f)(fwAD.make_dual(ones(2, requires_grad=True), 2 * ones(2)))["x"]])
+
+
+@case
+def outputs_without_a_gradient_in_forward_mode(wrap):
+    def f(x):
+        with torch.no_grad():
+            y = x * x
+        return y, x.detach().sin(), (x > 0).sum()
+
+    x = ones(2, requires_grad=True)
+    with fwAD.dual_level():
+        y, z, _ = wrap(f)(fwAD.make_dual(x, 2 * ones(2)))
+        found = tangents([y, z])
+        return *found, *map(torch.tensor, (y.requires_grad, z.requires_grad)), *grad((x * y * z).sum(), x)
+
+
+@case
+def tangents_with_a_history_beside_a_variable(wrap):
+    x, t = ones(2, requires_grad=True), 2 * ones(2)
+    t.requires_grad_()
+    with fwAD.dual_level():
+        _, y = wrap(lambda x, y: (x.sin(), y.sin()))(x, fwAD.make_dual(ones(2), t))
+        return torch.tensor(y.requires_grad), *grad(fwAD.unpack_dual(y).tangent.sum(), t)
+
+
+@case
+def expanded_outputs_without_a_tangent(wrap):
+    def f(x, y):
+        return x.sin(), y.sin().expand(2, 2), y.sin().unfold(0, 1, 1).expand(2, 2), y.cos().repeat(2).unfold(0, 2, 1)
+
+    with fwAD.dual_level():
+        return tangents(wrap(f)(fwAD.make_dual(ones(2), 2 * ones(2)), ones(2)))
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_compiled_program_does_what_it_does_uncompiled(name):
     torch.compiler.reset()

@@ -19,19 +19,21 @@ from ..core.internals import (
     Sizes,
     below_autograd,
     compiler_lock,
+    dual,
     has_tangent,
     in_clean_state,
     is_autocast_enabled,
     is_symbol,
     only_autograd,
     set_autocast_off,
+    tangent,
     values_hidden,
     version_of,
     without_first_call,
 )
 from ..core.libraries import calls_library
 from ..core.override.override import override
-from ..core.schema import Signature, is_differentiable
+from ..core.schema import Signature
 from . import calls, graphs, watching
 from .lowering import by_inductor, by_operators
 from .zeros import specialized
@@ -583,27 +585,34 @@ def _autograd(keyset: Any, number: int, tensors: Sequence[Tensor]) -> list[Tenso
     mode = differentiated(function.signature, values)
     if mode in (Mode.NOTHING, Mode.PLAIN_NOTHING):
         return redispatch(call, _call_signature, keyset, [number, values])
-    dual = mode is Mode.DUAL
-    if dual and function.places:  # PyTorch reads the sizes of dual numbers as integers
+    moves = mode is Mode.DUAL
+    if moves and function.places:  # PyTorch reads the sizes of dual numbers as integers
         return _autograd(keyset, function.closed([x.shape for x in tensors]).number, tensors)
     needs = tuple(x.requires_grad for x in tensors)
     tower = function.tower(needs) if torch.is_grad_enabled() and True in needs and not function.uncompiled else None
-    if dual and not function.uncompiled:
+    if moves and not function.uncompiled:
         function.pushes(tuple(i for i, x in enumerate(tensors) if has_tangent(x)))
     if function.uncompiled:
         return list(function.as_it_is(*tensors))
     if not function.allows(tensors):
         return _autograd(keyset, function.closed([x.shape for x in tensors]).number, tensors)
-    if tower is None and not dual:
+    if tower is None and not moves:
         return redispatch(call, _call_signature, keyset, [number, values])
-    derivative = Forward(function) if tower is None else tower.derivative(dual)
+    derivative = Forward(function) if tower is None else tower.derivative(moves)
     result = apply(derivative, keyset, Mode.REVERSE if mode is Mode.PLAIN_REVERSE else mode, values)
     outputs = list((result,) if isinstance(result, Tensor) else result)[: function.outputs]
-    if dual and isinstance(derivative, Compiled):
-        for i in derivative.untracked:
-            if is_differentiable(outputs[i]):
-                outputs[i] = graphs.stop_reverse(outputs[i])
+    if moves:
+        untracked = derivative.untracked if isinstance(derivative, Compiled) else range(len(outputs))
+        for i in untracked:
+            if outputs[i].requires_grad:
+                outputs[i] = _untracked(outputs[i])
     return outputs
+
+
+def _untracked(x: Tensor) -> Tensor:
+    """A result that does not depend on tensors that require grad. Its tangent may: it keeps its history."""
+    moving = tangent(x)
+    return graphs.stop(x) if moving is None else dual(graphs.stop(x), moving)
 
 
 def _batch(info: Any, in_dims: Any, number: int, tensors: Sequence[Tensor]) -> Any:

@@ -139,7 +139,7 @@ class Program:
             self.function = Function(functional, fakes, self.sizes, places, "compiled", options)
             as_they_are: list[Any] = [("output", i, []) for i in range(self.function.outputs)]  # none is a view
             effects = self.written or self.noise or self.carried or len(self.tensors) != len(values)
-            self._only_function = not effects and self.outputs == as_they_are
+            self._only_function = not effects and self.outputs == as_they_are != []
 
     def open_sizes(self, values: Sequence[Any]) -> tuple[int, ...]:
         """The open sizes, in these inputs."""

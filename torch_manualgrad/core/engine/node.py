@@ -433,7 +433,14 @@ def spread(values: Sequence[Any], lengths: Sequence[int | None]) -> list[Any]:
 
 
 def _zero(output: Any) -> Tensor | None:
-    return torch.zeros_like(output) if isinstance(output, Tensor) and is_differentiable(output) else None
+    if not isinstance(output, Tensor) or not is_differentiable(output):
+        return None
+    made = torch.zeros_like(output)
+    if made.stride() == output.stride() or not made.numel():
+        return made
+    # autograd copies a tangent into the layout of its primal, and cannot if elements of that share memory
+    end = 1 + sum((n - 1) * stride for n, stride in zip(output.shape, output.stride()))
+    return output.new_zeros(end).as_strided(output.shape, output.stride())
 
 
 # -- names and attributes of nodes ------------------------------------------------------------------------------------
