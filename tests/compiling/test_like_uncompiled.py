@@ -372,6 +372,51 @@ def expanded_outputs_without_a_tangent(wrap):
         return tangents(wrap(f)(fwAD.make_dual(ones(2), 2 * ones(2)), ones(2)))
 
 
+@case
+def copies_share_no_memory_with_their_source(wrap):
+    def f(x, y):
+        whole, row, of_row = torch.empty_like(x), x.prod(1), torch.zeros_like(x)
+        whole.copy_(x)
+        row.copy_(x[0])
+        of_row[:] = y
+        source, other = x.sin(), x.cos()
+        other.copy_(source)
+        return whole, row, of_row, source, other
+
+    found = []
+    for x, y in ((ones(3, 3), ones(3)), (ones(3, 3, requires_grad=True), ones(3, requires_grad=True))):
+        outputs = wrap(f)(x, y)
+        storages = {t.untyped_storage().data_ptr() for t in (x, y, *outputs)}
+        strides = [torch.tensor(t.stride()) for t in outputs]
+        found += [*outputs, *strides, torch.tensor(len(storages))]
+    return found
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("source", ["like", "transposed", "expanded", "scalar", "float32", "gaps"])
+def test_a_copy_has_the_layout_of_what_it_overwrites(source, transposed):
+    x = torch.rand(3, 3, dtype=torch.float64)
+    x = x.t() if transposed else x
+    y = {
+        "like": lambda: x.sin(),
+        "transposed": lambda: x.t().sin(),
+        "expanded": lambda: x[0].sin(),
+        "scalar": lambda: x[0, 0].sin(),
+        "float32": lambda: x.t().float(),
+        "gaps": lambda: torch.rand(3, 6, dtype=x.dtype)[:, ::2],
+    }[source]()
+
+    def f(x, y):
+        whole, turned = x * 1, x * 1
+        whole.copy_(y)
+        turned.t().copy_(y)
+        return whole, whole * 2, turned, turned[0]
+
+    torch.compiler.reset()
+    for found, expected in zip(mg.compile(f, lowering="eager")(x, y), f(x, y)):
+        assert torch.equal(found, expected) and found.stride() == expected.stride()
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_compiled_program_does_what_it_does_uncompiled(name):
     torch.compiler.reset()

@@ -194,19 +194,25 @@ def _restore_layouts(graph: fx.GraphModule, layouts: Sequence[Any]) -> None:
         order = sorted(range(like.dim()), key=like.stride, reverse=True)
         if not like.permute(order).is_contiguous():
             continue
-        steps: list[tuple[Any, Any, Any]] = [
-            (aten.permute.default, (order,), {}),
-            (aten.clone.default, (), {"memory_format": torch.contiguous_format}),
-            (aten.permute.default, (sorted(range(like.dim()), key=order.index),), {}),
-        ]
-        for target, args, kwargs in steps:
-            value = target(node.meta["val"], *args, **kwargs)
-            with graph.graph.inserting_before(graph.graph.output_node()):
-                node = graph.graph.call_function(target, (node, *args), kwargs)
-            node.meta["val"] = value
+        with graph.graph.inserting_before(graph.graph.output_node()):
+            node = _ordered(graph.graph, node, order)
         outputs[i] = node
     if layouts:
         set_outputs(graph, outputs)
+
+
+def _ordered(graph: fx.Graph, node: fx.Node, order: Sequence[int]) -> fx.Node:
+    """A copy of a node's value at the insertion point, without gaps, whose strides fall in this order of dimensions."""
+    steps: list[tuple[Any, Any, Any]] = [
+        (aten.permute.default, (order,), {}),
+        (aten.clone.default, (), {"memory_format": torch.contiguous_format}),
+        (aten.permute.default, (sorted(range(len(order)), key=order.index),), {}),
+    ]
+    for target, args, kwargs in steps if [*order] != sorted(order) else steps[1:2]:
+        value = target(node.meta["val"], *args, **kwargs)
+        node = graph.call_function(target, (node, *args), kwargs)
+        node.meta["val"] = value
+    return node
 
 
 def writes(node: Any) -> bool:
@@ -242,7 +248,7 @@ _BY_PLACE = (aten.as_strided.default, aten.as_strided_scatter.default, aten.as_s
 
 
 def _copied(graph: Any, node: Any, by_place: bool) -> None:
-    """Replace functionalization's form of ``copy_`` by operators that have derivatives.
+    """Replace functionalization's form of ``copy_`` by operators that have derivatives, the last of which makes a copy.
 
     Args:
         graph: of the node.
@@ -251,18 +257,24 @@ def _copied(graph: Any, node: Any, by_place: bool) -> None:
     """
     to, source = node.meta["val"], node.args[1]
     value = source.meta["val"]
-    elsewhere = by_place and (value.shape, value.stride()) != (to.shape, to.stride())
-    if elsewhere and not to.is_contiguous():
+    casts, expands = value.dtype != to.dtype, value.shape != to.shape
+    same_places = not expands and _strides(value) == _strides(to)
+    if by_place and not same_places and not to.is_contiguous():
         raise NotImplementedError(f"a tensor with strides {to.stride()} is written to, and read by its strides")
     with graph.inserting_before(node):
         for differs, target, args, kwargs in (
-            (value.dtype != to.dtype, aten._to_copy.default, (), {"dtype": to.dtype}),
-            (value.shape != to.shape, aten.expand.default, (_shape_of(graph, node.args[0]),), {}),
-            (elsewhere, aten.clone.default, (), {"memory_format": torch.contiguous_format}),
+            (casts, aten._to_copy.default, (), {"dtype": to.dtype}),
+            (expands, aten.expand.default, (_shape_of(graph, node.args[0]),), {}),
         ):
             if differs:
                 source = graph.call_function(target, (source, *args), kwargs)
                 source.meta["val"] = value = to
+        if not same_places:
+            order = range(to.dim()) if to.is_contiguous() else sorted(range(to.dim()), key=to.stride, reverse=True)
+            source = _ordered(graph, source, order)
+        elif not casts:
+            source = graph.call_function(aten.clone.default, (source,))
+            source.meta["val"] = torch.empty_like(value)
         node.replace_all_uses_with(source)
     graph.erase_node(node)
 
