@@ -342,7 +342,9 @@ def _run(number: int, tensors: Values, keeps: bool) -> list[Tensor]:
             return run([x.detach() for x in tensors])
     # the function runs outside of all transforms and tangents, and untracked
     with in_clean_state(autocast=not program.is_solver), transforms_in_dual_level(), torch.no_grad():
-        return run([apart_from_levels(primal(x).detach()) for x in tensors])
+        found = run([apart_from_levels(primal(x).detach()) for x in tensors])
+    # the code around a node of a graph expects memory that is aligned, not a part of another tensor
+    return [x.clone() if program.is_traced and x.storage_offset() else x for x in found]
 
 
 def _fake(number: int, tensors: Values, keeps: bool) -> list[Tensor]:
