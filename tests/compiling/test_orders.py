@@ -152,6 +152,17 @@ def test_transforms_run_compiled_graphs(compiled, name, monkeypatch):
         assert ran
 
 
+@pytest.mark.filterwarnings("error:torch_manualgrad")
+@pytest.mark.parametrize("mode", MODES)
+def test_a_tensor_that_is_written_in_the_function_is_a_constant(mode):
+    function = lambda x: (x.sin() * torch.tensor([0.5, 2.0, 3.0], dtype=x.dtype)).exp()  # noqa: E731
+    inputs = (torch.tensor([0.3, 0.1, 0.2], dtype=torch.float64),)
+    with mg.override():
+        compiled = mg.compile(function, fullgraph=True, lowering="eager")
+        found, expected = (modes.derivatives(f, inputs, mode) for f in (compiled, function))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+
+
 def test_pytrees_and_views_under_a_transform():
     @mg.compile(lowering="eager")
     def f(inputs):

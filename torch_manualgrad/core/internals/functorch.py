@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import _SingleLevelFunction
 from torch.utils import _pytree as pytree
 
-from .dispatch import below_autograd
+from .dispatch import below_autograd, modes_are_active
 
 __all__ = [
     "PLAIN",
@@ -433,10 +433,9 @@ def has_tangent(x: Tensor) -> bool:
     global _tangents_in_graphs
     if x.is_nested or x.layout is not torch.strided:  # such a tensor cannot carry a tangent, and unpacking one raises
         return False
-    in_mode = type(x) in PLAIN and torch._C._len_torch_dispatch_stack() and not is_functorch_wrapped(x)
-    if (
-        type(x) is FakeTensor or in_mode
-    ):  # a tracer would record the view that this makes, a fake mode refuse a constant's
+    # a tracer would record the view that this makes, and a fake mode refuse that of a graph's constant
+    below = type(x) in PLAIN and modes_are_active() and not is_functorch_wrapped(x)
+    if type(x) is FakeTensor or below:
         with torch._C._DisableTorchDispatch():
             found = torch._VF._unpack_dual(x, level=0)[1] is not None
     else:
