@@ -328,6 +328,32 @@ def test_nothing_requires_grad():
             close(x, torch.tensor(2.0**0.5, dtype=F64))
 
 
+TALL = torch.arange(20, dtype=F64).reshape(5, 4).sin()
+
+
+def descended(f, x, a):
+    x = x - grad(f)(x, a) / 2
+    return x - x.mean()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda A: svds(lambda x, A: A @ x, 4, 2, A).S,
+        lambda A: eigsh(lambda x, A: A.mT @ (A @ x), 4, 2, A).eigenvalues,
+        lambda A: linear_solve(lambda x, A: A.mT @ (A @ x) + x, A[0], A),
+        lambda A: odeint(lambda t, y, A: A.mT @ (A @ y) * t, A[0], A[:2, 1], A),
+        lambda A: minimize(lambda x, a: (x - a).square().sum(), descended, lambda x, a: x.sum())(A[0] * 0, A[1]),
+    ],
+    ids=["svds", "eigsh", "linear_solve", "odeint", "minimize"],
+)
+def test_inference_mode(call):
+    expected = call(TALL)
+    with torch.inference_mode():
+        close(call(TALL), expected)
+        close(call(TALL.clone()), expected)
+
+
 @pytest.mark.parametrize(
     "call, error, message",
     [

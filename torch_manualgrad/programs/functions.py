@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..core.forward import is_in_forward_ad
-from ..core.internals import is_autocast_enabled, only_autograd_and_own_levels
+from ..core.internals import in_clean_state, is_autocast_enabled, only_autograd_and_own_levels
 
 __all__ = ["Values", "in_this_autocast", "matching", "placed", "pull_back", "push_forward"]
 
@@ -33,13 +34,18 @@ def matching(values: Values, like: Values) -> list[Tensor]:
 
 def pull_back(function: Callable[..., Values], primals: Values) -> tuple[Values, Callable[[Values], Values]]:
     """The results of a function, and its vjp, which can be called repeatedly."""
+    state: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     if only_autograd_and_own_levels():
-        return _plain_pull_back(function, primals)
-    pair: Any = torch.func.vjp(lambda *values: tuple(function(*values)), *primals)
+        if not torch.is_inference_mode_enabled():
+            return _plain_pull_back(function, primals)
+        state = in_clean_state  # inference mode excludes autograd, whatever the grad mode
+    with state():
+        pair: Any = torch.func.vjp(lambda *values: tuple(function(*values)), *primals)
     results, pull = pair
 
     def vjp(cotangents: Values) -> Values:
-        found: Any = pull(tuple(matching(cotangents, results)))
+        with state():
+            found: Any = pull(tuple(matching(cotangents, results)))
         return found
 
     return results, vjp
