@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers import modes
 from torch import nn
-from torch.func import grad, hessian, jacrev, vmap
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
 import torch_manualgrad as mg
 from torch_manualgrad.implicit import ConvergenceWarning, eigsh, fixed_point, linear_solve, minimize, odeint, root, svds
@@ -253,6 +253,52 @@ def test_vmap_in_a_graph():
     for mode in ("rev", "fwd"):
         for a, b in zip(modes.derivatives(compiled, (X, Y), mode), modes.derivatives(f, (X, Y), mode), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+def along(f, x, y):
+    return jvp(f, (x, y), (Y, X))[1]
+
+
+def slopes_along(f, x, y):
+    return torch.cat(jvp(grad(f, (0, 1)), (x, y), (Y, X))[1])
+
+
+TRANSFORMS = {
+    "jvp": along,
+    "jvp of the start of an equation": lambda f, x, y: jvp(lambda x: f(x, Y), (x,), (y,))[1],
+    "jacfwd": lambda f, x, y: torch.stack(jacfwd(f, (0, 1))(x, y)),
+    "grad of jvp": lambda f, x, y: torch.cat(grad(lambda x, y: along(f, x, y), (0, 1))(x, y)),
+    "jvp of grad": slopes_along,
+    "jvp of vmap": lambda f, x, y: along(
+        lambda x, y: vmap(f)(torch.stack([x, x * x]), torch.stack([y, y])).sum(), x, y
+    ),
+}
+
+
+@pytest.mark.parametrize("name", names("root", "linear"))
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_transforms_in_a_graph(name, transform):
+    f = functools.partial(TRANSFORMS[transform], PROGRAMS[name])
+    found = torch.compile(f, backend=GRAPHS, fullgraph=True)(X, Y)
+    torch.testing.assert_close(found, f(X, Y), rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("transform", ["jvp of the start of an equation", "jvp of grad"])
+@pytest.mark.parametrize(
+    "name", ["start", "right-hand side", "matrix", "times", "first state", "first state that the function ignores"]
+)
+def test_transforms_in_a_graph_of_one_argument(name, transform):
+    program = {
+        "start": lambda x, y: (cubic(x, ONES, ONES) * y).sum(),
+        "right-hand side": lambda x, y: (linear_solve(lambda v: MATRIX @ v, x, rtol=1e-14) * y).sum(),
+        "matrix": lambda x, y: (linear_solve(lambda v, x: x * v, ONES, x, rtol=1e-14) * y).sum(),
+        "times": lambda x, y: (odeint(lambda t, s: s * TABLE, ONES, x.exp()) * y).sum(),
+        "first state": lambda x, y: (odeint(lambda t, s: s * TABLE, x, TIMES) * y).sum(),
+        "first state that the function ignores": lambda x, y: (odeint(lambda t, s: TABLE, x, TIMES) * y).sum(),
+    }[name]
+    f = functools.partial(TRANSFORMS[transform], program)
+    found = torch.compile(f, backend=GRAPHS, fullgraph=True)(X, Y)
+    torch.testing.assert_close(found, f(X, Y), rtol=1e-6, atol=1e-7)
 
 
 def test_arguments_without_a_literal_run_outside_of_graphs():

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..arguments import ArgumentError
 from ..core.copies import copied_with
 from ..core.forward import has_series, of_series
-from ..core.internals import breaks_graphs
+from ..core.internals import breaks_graphs, pytree
 from ..programs.functions import Values
 from .arguments import Unknown, check_function, watched
 from .graphs import Node, Solve, solvers, traced
@@ -135,6 +135,9 @@ def equation_solver(
         return x.join(solution(problem, [*start, *tensors])[: len(xs)])
 
     def solve(x0: Any, *params: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            # a solution does not depend on the start, and its tangent in Dynamo's trace must not
+            x0 = pytree.tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, x0)
         return called(solved, users, x0, params, {}, Node(number, [f for f, _ in users], kinds))
 
     solvers[number] = solved

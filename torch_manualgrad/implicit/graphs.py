@@ -104,12 +104,14 @@ class Node(NamedTuple):
         functions: of the user, as ``f(x, *parameters)``.
         kinds: of their results: "x" for a pytree like ``x``, "tensor", or "tensors" for any pytree.
         like: tensors of the shapes and dtypes of the solution, from ``x``, the parameters and the results of the functions.
+        is_linear: whether the solution is linear in ``x``.
     """
 
     number: str
     functions: Sequence[Callable[..., Any]]
     kinds: Sequence[str]
     like: Callable[[Any, Sequence[Any], Sequence[Any]], Any] = _like_start
+    is_linear: bool = False
 
 
 def traced(node: Node, eager: Callable[..., Any], x: Any, parameters: Sequence[Any], options: Mapping[str, Any]) -> Any:
@@ -142,7 +144,17 @@ def _body(eager: Any, x: Any, parameters: Any, node: Node, key: str, *given: Ten
     filled = [inputs.pop(0) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     start, rest = pytree.tree_unflatten(filled, spec)
     results = [marked(f(start, *rest), f"result{i}", number) for i, f in enumerate(node.functions)]
-    return marked(node.like(start, rest, results), "solution", number), results
+    solution = node.like(start, rest, results)
+    factors: Any = (start, rest, results)
+    if node.is_linear:
+        still = pytree.tree_map(lambda x: x.detach(), start)
+        factors = (rest, [f(still, *rest) for f in node.functions])
+    # Dynamo takes a derivative, of any order, for zero if it is zero in this trace; that of a quotient is not. A product
+    # with a constant would not do: its jvp of a jvp raises there
+    read = [x for x in pytree.tree_leaves(factors) if isinstance(x, Tensor)]
+    divisor: Any = sum([x.real.sum() for x in read if x.is_floating_point() or x.is_complex()])
+    solution = pytree.tree_map(lambda x: x / divisor.exp().to(x.dtype), solution)
+    return marked(solution, "solution", number), results
 
 
 def _called(segment: Segment, sizes: Sizes, kind: str, spec: Any, *arguments: Any) -> Any:

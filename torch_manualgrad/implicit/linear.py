@@ -81,7 +81,7 @@ def linear_solve(
 
     others = [] if preconditioner is None else [preconditioner]
     functions = [matvec, *others]
-    node = Node(_NUMBER, functions, ["x"] * len(functions))
+    node = Node(_NUMBER, functions, ["x"] * len(functions), is_linear=True)
     return called(_solved, [(matvec, "matvec")], b, params, options, node, others)
 
 
