@@ -165,3 +165,13 @@ def test_a_function_that_is_not_separable_raises():
     with pytest.raises(TypeError, match="with a batch dim"):
         mg.hessian_blocks(torch.sin)(torch.tensor(1.0))
     assert mg.hessian_blocks(separable)(example(0, 3)).shape == (0, 3, 3)
+
+
+@pytest.mark.parametrize("mode", ["auto", "fwd-rev", "rev-rev"])
+def test_blocks_of_dual_numbers(mode):
+    x = example(3, 2)
+    blocks = mg.hessian_blocks(lambda x: (x.sin().prod(1) + x.exp().sum(1) ** 2).sum(), mode=mode, check=False)
+    expected = torch.func.jvp(blocks, (x,), (x,))[1]
+    with torch.autograd.forward_ad.dual_level():
+        found = torch.autograd.forward_ad.unpack_dual(blocks(torch.autograd.forward_ad.make_dual(x, x))).tangent
+    torch.testing.assert_close(found, expected)

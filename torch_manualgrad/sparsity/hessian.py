@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import ArgumentError, checked, described
+from ..core.internals import transforms_in_dual_level
 from .coloring import Ordering, colored
 from .compression import Compression, chunk_for
 from .constants import Constants
@@ -229,7 +230,8 @@ class SparseHessian:
 def _has_forward(f: Callable[..., Any], x: Tensor, args: Any) -> bool:
     """Whether the gradient has a jvp."""
     try:
-        torch.func.jvp(_gradient(f, args), (x,), (torch.zeros_like(x),))
+        with transforms_in_dual_level():
+            torch.func.jvp(_gradient(f, args), (x,), (torch.zeros_like(x),))
     except NotImplementedError:
         return False
     return True
