@@ -8,6 +8,7 @@ import functools
 import inspect
 import logging
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -75,7 +76,12 @@ def in_clean_state(autocast: bool = False) -> Iterator[None]:
         torch.autograd.set_detect_anomaly(False) if torch.is_anomaly_enabled() else contextlib.nullcontext(),
         torch.enable_grad(),
     ):
-        yield
+        try:
+            yield
+        except BaseException as error:
+            # an error in the middle of printing a tensor keeps a dispatch guard in its frames, which must end in here
+            traceback.clear_frames(error.__traceback__)
+            raise
 
 
 @contextlib.contextmanager

@@ -177,7 +177,7 @@ probe_for("aten::as_strided_scatter")(lambda self, *more: torch.ops.aten.as_stri
 # -- copies of views ---------------------------------------------------------------------------------------------------
 
 
-drawn_for(("aten::alias_copy", "aten::lift_fresh_copy"), lambda draw, index: (draw(2, 3),))
+drawn_for("aten::alias_copy", lambda draw, index: (draw(2, 3),))
 drawn_for("aten::view_copy", lambda draw, index: (draw(2, 3), [3, -1]), lambda draw, index: (draw(), [1]))
 drawn_for("aten::squeeze_copy", lambda draw, index: (draw(2, 1, 3),), lambda draw, index: (draw(1),))
 drawn_for("aten::squeeze_copy.dim", lambda draw, index: (draw(2, 1), -1), lambda draw, index: (draw(2, 3), 0))

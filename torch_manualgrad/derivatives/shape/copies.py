@@ -20,7 +20,6 @@ _aten = torch.ops.aten
 
 _COTANGENTS: dict[str, Any] = {
     "alias_copy": lambda grad: grad,
-    "lift_fresh_copy": lambda grad: grad,
     "view_copy": lambda grad, self_sizes: grad.reshape(self_sizes),
     "squeeze_copy": lambda grad, self_sizes: grad.reshape(self_sizes),
     "squeeze_copy.dim": lambda grad, self_sizes: grad.reshape(self_sizes),
@@ -37,7 +36,7 @@ _COTANGENTS: dict[str, Any] = {
 }
 
 # which PyTorch differentiates only if they are real
-_REAL_IN_PYTORCH = ("lift_fresh_copy", "select_copy.int", "slice_copy.Tensor")
+_REAL_IN_PYTORCH = ("select_copy.int", "slice_copy.Tensor")
 
 for _name, _vjp in _COTANGENTS.items():
     _refused = _name in _REAL_IN_PYTORCH
