@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from helpers.tensors import random
 from torch.func import grad, jvp
-from torch.utils._pytree import tree_leaves
 
 from torch_manualgrad.testing import check
 
@@ -50,18 +49,6 @@ def tangent(f, *shape):
     x, t = random(*shape), random(*shape, seed=1)
     step = 1e-6
     return [point(lambda: jvp(f, (x,), (t,))[1], (f(x + step * t) - f(x - step * t)) / (2 * step))]
-
-
-def after_a_write(op, *shape):
-    """The tangent of a square, after a write to what the operator makes of the same tensor."""
-
-    def square(x):
-        for y in tree_leaves(op(x)):
-            y.mul_(3)
-        return x * x
-
-    x = torch.full(shape, 2.5, dtype=F64)
-    return point(lambda: jvp(square, (x,), (torch.ones_like(x),))[1], 5.0)
 
 
 def derivatives(f, x, *expected):

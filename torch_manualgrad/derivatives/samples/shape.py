@@ -172,29 +172,3 @@ drawn_for(
     lambda draw, index: (draw(6), draw(3), [3], [2]),
 )
 probe_for("aten::as_strided_scatter")(lambda self, *more: torch.ops.aten.as_strided_scatter(self.contiguous(), *more))
-
-
-# -- copies of views ---------------------------------------------------------------------------------------------------
-
-
-drawn_for("aten::alias_copy", lambda draw, index: (draw(2, 3),))
-drawn_for("aten::view_copy", lambda draw, index: (draw(2, 3), [3, -1]), lambda draw, index: (draw(), [1]))
-drawn_for("aten::squeeze_copy", lambda draw, index: (draw(2, 1, 3),), lambda draw, index: (draw(1),))
-drawn_for("aten::squeeze_copy.dim", lambda draw, index: (draw(2, 1), -1), lambda draw, index: (draw(2, 3), 0))
-drawn_for("aten::squeeze_copy.dims", lambda draw, index: (draw(1, 2, 1), [0, -1]))
-drawn_for("aten::unsqueeze_copy", lambda draw, index: (draw(2, 3), 1), lambda draw, index: (draw(), -1))
-drawn_for("aten::expand_copy", lambda draw, index: (draw(2, 1), [3, -1, 2]), lambda draw, index: (draw(), [2]))
-drawn_for("aten::t_copy", lambda draw, index: (draw(2, 3),), lambda draw, index: (draw(2),))
-drawn_for("aten::transpose_copy.int", lambda draw, index: (draw(2, 3, 1), 0, -1))
-drawn_for("aten::permute_copy", lambda draw, index: (draw(2, 3, 1), [1, -1, 0]))
-drawn_for("aten::select_copy.int", lambda draw, index: (draw(2, 3), 1, -1), lambda draw, index: (draw(2), 0, 1))
-drawn_for(
-    "aten::slice_copy.Tensor",
-    lambda draw, index: (draw(2, 5), 1, 1, -1, 2),
-    lambda draw, index: (draw(3),),
-)
-drawn_for("aten::diagonal_copy", lambda draw, index: (draw(3, 2),), lambda draw, index: (draw(2, 2, 3), 1, 0, -1))
-drawn_for("aten::unfold_copy", lambda draw, index: (draw(2, 5), -1, 3, 1), lambda draw, index: (draw(5), 0, 2, 3))
-drawn_for("aten::unbind_copy.int", lambda draw, index: (draw(2, 3), -1))
-drawn_for("aten::split_copy.Tensor", lambda draw, index: (draw(5, 2), 2), lambda draw, index: (draw(2, 3), 3, -1))
-drawn_for("aten::split_with_sizes_copy", lambda draw, index: (draw(2, 5), [1, 0, 4], -1))
