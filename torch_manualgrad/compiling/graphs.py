@@ -248,7 +248,7 @@ _BY_PLACE = (aten.as_strided.default, aten.as_strided_scatter.default, aten.as_s
 
 
 def _copied(graph: Any, node: Any, by_place: bool) -> None:
-    """Replace functionalization's form of ``copy_`` by operators that have derivatives, the last of which makes a copy.
+    """Replace functionalization's form of ``copy_`` by differentiable operators that return new memory.
 
     Args:
         graph: of the node.

@@ -33,7 +33,7 @@ Bits = np.ndarray
 
 
 class Fault(Exception):
-    """What no kernel may do, or an instruction that is not known."""
+    """A kernel does something illegal, or the interpreter does not know an instruction."""
 
 
 # -- text -------------------------------------------------------------------------------------------------------------
