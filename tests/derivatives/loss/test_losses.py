@@ -93,13 +93,17 @@ def test_every_nesting_to_third_order(name):
             )
 
 
-# Of scores and of their weights, which are broadcast.
+# Of scores and of their weights, which are broadcast, or labels.
 WEIGHTED = {
     "binary cross entropy": lambda x, w, p, how: F.binary_cross_entropy(x.sigmoid(), Y.sigmoid(), w, reduction=how),
     "with logits": lambda x, w, p, how: F.binary_cross_entropy_with_logits(x, Y.sigmoid(), w, None, None, how, p),
     "cross entropy": lambda x, w, p, how: F.cross_entropy(x, T, p, ignore_index=2, reduction=how),
     "of images": lambda x, w, p, how: F.nll_loss(x.mT[None, ..., None], T[None, :, None], p, reduction=how),
     "of one": lambda x, w, p, how: F.nll_loss(x[0], T[0], p, reduction=how),
+    "multi margin": lambda x, w, p, how: F.multi_margin_loss(x, T, 1, weight=p, reduction=how),
+    "squares": lambda x, w, p, how: F.multi_margin_loss(x, T, 2, weight=p, reduction=how),
+    "soft margin": lambda x, w, p, how: F.soft_margin_loss(x, p - w, reduction=how),
+    "fewer labels": lambda x, w, p, how: F.soft_margin_loss(x, p, reduction=how),
 }
 
 

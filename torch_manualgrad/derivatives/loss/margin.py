@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from torch_manualgrad.core.rule import formula, rule
+from torch_manualgrad.core.rule import bind, formula, rule
 
 from ..elementwise.saturating import logistic, logistic_slope
 from ..terms import fitted_to, sum_over_tangents
@@ -63,6 +63,11 @@ def soft_margin_loss_double_backward_grad_output(
     return fitted(soft_margin_loss_backward(grad, input, target, reduction), grad_output)
 
 
+def _of_target(grad: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
+    """The loss is symmetric in $x$ and $y$; there are as many losses as entries of $x$."""
+    return scaled(grad * (-self * logistic(-target * self)), reduction, self)
+
+
 def _target_double(grad: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
     """The derivative of $-y s(-u)$, $u = y x$, with respect to $y$ is $-s(-u) + u s(u) s(-u)$."""
     u = target * self
@@ -71,15 +76,18 @@ def _target_double(grad: Tensor, self: Tensor, target: Tensor, reduction: int) -
 
 # -- the rules --------------------------------------------------------------------------------------------------------
 
-_X, _Y = {"self": "self_p", "target": "target_p"}, {"self": "target_p", "target": "self_p"}
+_X = {"self": "self_p", "target": "target_p"}
 
 rule(
     "aten::soft_margin_loss",
-    vjp={"self": fitted_to("self", soft_margin_loss_backward.bind(grad_output="grad"))},
+    vjp={
+        "self": fitted_to("self", soft_margin_loss_backward.bind(grad_output="grad")),
+        "target": fitted_to("target", _of_target),
+    },
     jvp={
-        "result": sum_over_tangents(  # the loss is symmetric in x and y
+        "result": sum_over_tangents(
             soft_margin_loss_backward.bind(grad_output="self_t", **_X, reduction=NONE),
-            soft_margin_loss_backward.bind(grad_output="target_t", **_Y, reduction=NONE),
+            bind(_of_target, grad="target_t", **_X, reduction=NONE),
             then=reduced,
         )
     },
@@ -93,6 +101,12 @@ rule(
         "self": fitted_to(
             "self",
             lambda grad, grad_output, self, target, reduction: soft_margin_loss_double_backward(
+                grad * grad_output, self, target, reduction
+            ),
+        ),
+        "target": fitted_to(
+            "target",
+            lambda grad, grad_output, self, target, reduction: _target_double(
                 grad * grad_output, self, target, reduction
             ),
         ),

@@ -196,6 +196,34 @@ def _vjp(
     return multi_margin_loss_gradient(grad, self, target, p, margin, weight, reduction)
 
 
+def _of_classes(rows: Tensor, target: Tensor, weight: Tensor, reduction: int) -> Tensor:
+    """The sums of the rows of each class, in the shape of the weights, in which both operators are linear."""
+    return torch.zeros_like(weight).index_add(0, target.reshape(-1), scaled(rows, reduction, rows))
+
+
+def _weight_vjp(
+    grad: Tensor, self: Tensor, target: Tensor, p: Number, margin: Number, weight: Tensor, reduction: int
+) -> Tensor:
+    x, y = _rows(self, target)
+    z, factor = _weights(x, y, margin, None)
+    return _of_classes(grad.reshape(-1) * (factor * z**p).sum(1), target, weight, reduction)
+
+
+def _weight_backward_vjp(
+    grad: Tensor,
+    grad_output: Tensor,
+    self: Tensor,
+    target: Tensor,
+    p: Number,
+    margin: Number,
+    weight: Tensor,
+    reduction: int,
+) -> Tensor:
+    x, y = _rows(self, target)
+    slopes = (_slopes(x, y, p, margin, None) * _less(grad.reshape(x.shape), y)).sum(1)
+    return _of_classes(grad_output.reshape(-1) * slopes, target, weight, reduction)
+
+
 def _multilabel_vjp(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, is_target: Tensor) -> Tensor:
     losses = self[..., :1] if self.dim() else self
     grad_output, reduction = of_all(grad_output, losses, reduction)
@@ -207,7 +235,7 @@ def _multilabel_vjp(grad_output: Tensor, self: Tensor, target: Tensor, reduction
 
 rule(
     "aten::multi_margin_loss",
-    vjp={"self": _vjp},
+    vjp={"self": _vjp, "weight": _weight_vjp},
     jvp={
         "result": sum_over_tangents(
             multi_margin_loss_jvp.bind(weight="weight_p"),
@@ -222,6 +250,7 @@ rule(
     vjp={
         "grad_output": multi_margin_loss_jvp.bind(self_p="self", self_t="grad"),
         "self": multi_margin_loss_double_backward,
+        "weight": _weight_backward_vjp,
     },
     jvp={
         "result": sum_over_tangents(
