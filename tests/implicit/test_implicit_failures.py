@@ -312,10 +312,28 @@ def test_dtypes(start, of_a):
     close(g.double(), 0.5 / a.detach().double().sqrt(), rtol=1e-5)
 
 
-def test_half_precision():
-    a = torch.tensor([2.0, 3.0], dtype=torch.bfloat16, requires_grad=True)
+HALVES = [torch.bfloat16, torch.float16]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype", HALVES)
+def test_half_precision(dtype):
+    """It counts as converged where the residual has its few digits, in the derivative too."""
+    a = torch.tensor([2.0, 3.0], dtype=dtype, requires_grad=True)
     (g,) = torch.autograd.grad(heron(torch.ones_like(a), a).sum(), a)
     close(g.float(), 0.5 / a.detach().float().sqrt(), rtol=0.02)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("solver", ["direct", "cg", "minres", "gmres", "bicgstab"])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_linear_solvers_in_half_precision(dtype, solver):
+    exact = 4 * torch.eye(20) + torch.arange(20.0).outer(torch.arange(20.0)).sin() / 2
+    A, b = exact.to(dtype), torch.arange(20.0).cos().to(dtype).requires_grad_()
+    x = mg.implicit.linear_solve(lambda v, A: A @ v, b, A, solver=solver)
+    (g,) = torch.autograd.grad(x.sum(), b)
+    close(x.float(), torch.linalg.solve(A.float(), b.detach().float()), rtol=0, atol=0.02)
+    close(g.float(), torch.linalg.solve(A.float(), torch.ones(20)), rtol=0, atol=0.02)
 
 
 def test_nothing_requires_grad():

@@ -69,7 +69,7 @@ def _check(
             return Report(nothing, nothing, nothing.bool())
         size, start = _norm(xs), _norm(residual(x0, parameters))
         scale = torch.maximum(size, torch.where(start.isfinite(), start, 0))
-        bound = (options.relative(size.dtype, 1 / 2) * scale).clamp(min=options.atol)
+        bound = (options.relative(Layout(xs, True).coarsest, 1 / 2) * scale).clamp(min=options.atol)
         return Report(_norm(residual(xs, parameters)), bound, bound.new_zeros((), dtype=torch.bool))
 
     return check

@@ -53,11 +53,7 @@ class Options(NamedTuple):
 
     def relative(self, dtype: torch.dtype, power: float = 2 / 3) -> float:
         """The relative tolerance for a dtype."""
-        if self.rtol is not None:
-            return self.rtol
-        if dtype not in (torch.float64, torch.complex128):
-            dtype = torch.float32 if torch.finfo(dtype).bits >= 32 else dtype
-        return torch.finfo(dtype).eps ** power
+        return torch.finfo(dtype).eps ** power if self.rtol is None else self.rtol
 
 
 class Report(NamedTuple):
@@ -144,7 +140,7 @@ def solved(
     A, M = on_vectors(product), None if preconditioner is None else on_vectors(preconditioner)
     vector, solver = layout.vector(b), options.solver
     singular = torch.zeros((), dtype=torch.bool, device=vector.device)
-    rtol = options.relative(layout.dtype)
+    rtol = options.relative(layout.coarsest)
     if solver == "auto":
         solver = chosen(layout.size, symmetric)
     if callable(solver):
@@ -166,7 +162,7 @@ def solved(
     if symmetric and readable and not real:
         _check_symmetry(A, layout.vector(found), image, rtol)
     residual = torch.linalg.vector_norm(vector - image)
-    size, eps = torch.linalg.vector_norm(vector), torch.finfo(layout.dtype).eps
+    size, eps = torch.linalg.vector_norm(vector), torch.finfo(layout.coarsest).eps
     # rounding of b - A x at a large x is not a failure; that of a nearly singular A is
     rounding = torch.minimum(100 * eps * torch.linalg.vector_norm(x), eps**0.5 * size)
     bound = torch.maximum((10 * rtol * size).clamp(min=options.atol), rounding)

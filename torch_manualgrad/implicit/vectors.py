@@ -28,6 +28,7 @@ class Layout:
         dtype = functools.reduce(torch.promote_types, self.dtypes)
         self.real = real or dtype.is_complex and not all(d.is_complex for d in self.dtypes)
         dtype = dtype.to_real() if self.real else dtype
+        self.coarsest = max(self.dtypes, key=lambda d: torch.finfo(d).eps)  # that of the products
         # half precision has no solvers, and too few digits for one
         self.dtype = torch.promote_types(dtype, torch.float32)
         self.sizes = [s.numel() * (2 if self.real and d.is_complex else 1) for s, d in zip(self.shapes, self.dtypes)]
