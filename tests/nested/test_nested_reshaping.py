@@ -149,7 +149,7 @@ def test_reductions_along_a_regular_dim(name):
         (lambda x: torch.cat([x, x.transpose(1, 2)]), r"tensors\[1\]: .* does not fit"),
         (lambda x: torch.cat([x, batch(6, lengths=(1, 2, 3, 2))], -1), r"tensors\[1\]: the lengths differ"),
         (lambda x: torch.stack([x, x]), "dim: expected 1 or more"),
-        (lambda x: x.argmax(1), "dim: argmax takes a regular dim"),
+        (lambda x: x.argmax(0), "dim: argmax takes a regular dim"),
         (lambda x: x + random(4, 9, 6), r"other: shape \[4, 9, 6\] does not broadcast"),
         (lambda x: x + random(1, 3, 6), r"other: shape \[1, 3, 6\] does not broadcast"),
     ],

@@ -1,11 +1,10 @@
-"""Functions of single entries of a `Ragged`, or along its regular dims: embedding, one_hot, where, argmax, topk, sort.
+"""Functions of single entries of a `Ragged`: embedding, one_hot, where, and normalize.
 
 They apply torch's own functions to the values, with torch's derivatives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,9 +14,9 @@ from torch import Tensor
 from .arithmetic import Operand, together
 from .ragged import Ragged
 from .reductions import vector_norm
-from .reshaping import one_ragged_dim, regular_dim
+from .reshaping import one_ragged_dim
 
-__all__ = ["ALONG", "embedding", "normalize", "one_hot", "positions", "where"]
+__all__ = ["embedding", "normalize", "one_hot", "positions", "where"]
 
 
 def _with_new_last_dim(x: Ragged, values: Tensor) -> Ragged:
@@ -116,39 +115,3 @@ def normalize(input: Ragged, p: float = 2.0, dim: int = 1, eps: float = 1e-12, o
     """
     norms = vector_norm(input, p, dim, True)
     return input / (norms.clamp_min(eps) if isinstance(norms, Tensor) else norms.clamp(min=eps))
-
-
-_AFTER_DIM = {"topk": ("largest", "sorted"), "sort": ("descending",), "argsort": ("descending", "stable")}
-
-
-def _along(name: str) -> Callable[..., Any]:
-    """Apply torch's function along one regular dim. The results keep the dim, or ``keepdim`` decides."""
-    function, keeps = getattr(torch, name), name in _AFTER_DIM
-    names = ("k",) * (name == "topk") + ("dim", *_AFTER_DIM.get(name, ("keepdim",)))
-
-    def call(x: Ragged, *args: Any, **kwargs: Any) -> Any:
-        if len(args) > len(names):
-            raise TypeError(f"{name}: expected at most {', '.join(names)}, got {len(args)} arguments")
-        options = {**dict(zip(names, args)), **kwargs}
-        dim = options.pop("dim", -1 if keeps else None)
-        if dim is None:
-            return function(x.values)
-        if not isinstance(dim, int):
-            raise TypeError(f"dim: {name} of a Ragged takes one dim, got {dim}")
-        at = regular_dim(x, dim, name)
-        found = function(x.values, dim=at - 1, **options)
-
-        def batch(values: Tensor) -> Ragged:
-            size = [values.shape[at - 1]] if keeps or options.get("keepdim") else []
-            return x.like(values, [*x.shape[:at], *size, *x.shape[at + 1 :]])
-
-        if isinstance(found, Tensor):
-            return batch(found)
-        return type(found)(map(batch, found))
-
-    call.__name__ = name
-    call.__doc__ = f"``torch.{name}`` along a regular dim."
-    return call
-
-
-ALONG = {name: _along(name) for name in (*_AFTER_DIM, "argmax", "argmin", "any", "all")}

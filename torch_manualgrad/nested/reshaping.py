@@ -20,7 +20,19 @@ from .ragged import Ragged
 __all__ = ["SHAPES", "one_ragged_dim", "regular_dim"]
 
 # the functions that a Ragged has under torch's names
-SHAPES = ("cat", "expand", "flatten", "permute", "reshape", "squeeze", "stack", "unflatten", "unsqueeze")
+SHAPES = (
+    "cat",
+    "expand",
+    "flatten",
+    "movedim",
+    "permute",
+    "repeat",
+    "reshape",
+    "squeeze",
+    "stack",
+    "unflatten",
+    "unsqueeze",
+)
 
 
 def one_ragged_dim(x: Ragged, what: str) -> int:
@@ -211,6 +223,47 @@ def permute(x: Ragged, *dims: Any) -> Ragged:
     if sorted(order) != list(range(x.dim())) or order[0] != 0:
         raise ValueError(f"dims: expected 0 and then every other dim of {x.summary()} once, got {given}")
     return x.like(x.values.permute([d - 1 for d in order[1:]]), [x.shape[d] for d in order])
+
+
+def movedim(x: Ragged, source: int | Sequence[int], destination: int | Sequence[int]) -> Ragged:
+    """Move dims of the components, as `torch.movedim`.
+
+    Args:
+        x: with one ragged dim.
+        source: dims, not the batch.
+        destination: their places.
+
+    Returns:
+        The batch with its dims in another order.
+
+    Raises:
+        IndexError: no such dim.
+        ValueError: the batch would move.
+        RuntimeError: as in torch.
+    """
+    numbered = torch.empty(*range(x.dim()), device="meta")  # each dim has its number as size
+    moved = numbered.movedim(source, destination)  # type: ignore[arg-type]  # one overload for numbers, one for lists
+    return permute(x, *moved.shape)
+
+
+def repeat(x: Ragged, *sizes: Any) -> Ragged:
+    """Copies along regular dims, as ``Tensor.repeat``.
+
+    Args:
+        x: with one ragged dim.
+        sizes: a number of copies for each dim, 1 for the batch and the ragged dim.
+
+    Returns:
+        A `Ragged` with larger regular dims.
+
+    Raises:
+        ValueError: another number of sizes, or copies of the batch or along the ragged dim.
+    """
+    given, ragged = _as_sizes(sizes), one_ragged_dim(x, "repeat")
+    if len(given) != x.dim() or given[0] != 1 or given[ragged] != 1:
+        raise ValueError(f"sizes: expected {x.dim()}, and 1 for the batch and the ragged dim, got {given}")
+    values = x.values.repeat(given[1:])  # type: ignore[arg-type]
+    return x.like(values, [x.batch, *(None if d + 1 == ragged else n for d, n in enumerate(values.shape))])
 
 
 def expand(x: Ragged, *sizes: Any) -> Ragged:

@@ -20,11 +20,13 @@ from torch import Tensor
 from ..arguments import described
 from . import (
     activations,
+    along,
     arithmetic,
     attention,
     batching,
     entries,
     extrema,
+    layers,
     losses,
     maps,
     matmul,
@@ -34,6 +36,7 @@ from . import (
     structure,
 )
 from .conversion import on_nested, require_same_structure
+from .einsum import einsum
 from .layer_normalization import layer_norm
 from .multi_head_attention import SequencesFirst
 from .ragged import Ragged
@@ -74,6 +77,21 @@ def _spread(function: Function) -> Function:
         return function(x, *args, **kwargs)
 
     return call
+
+
+def _and_mean(name: str) -> Function:
+    """var_mean and std_mean."""
+
+    def call(x: Ragged, dim: Any = None, *, keepdim: bool = False, **kwargs: Any) -> tuple[Any, Any]:
+        return getattr(reductions, name)(x, dim, keepdim=keepdim, **kwargs), reductions.mean(x, dim, keepdim)
+
+    return call
+
+
+def _softmin(x: Ragged, dim: int, dtype: torch.dtype | None = None) -> Ragged:
+    """The softmax of $-x$ along a dim of the components, as ``torch.nn.functional.softmin``."""
+    found: Ragged = maps.softmax(x.like(-x.values), dim, dtype)
+    return found
 
 
 def _extremum(function: Function, pairwise: Function) -> Function:
@@ -248,8 +266,13 @@ _TABLE: dict[str, Function] = {
     **dict.fromkeys(("swapaxes", "swapdims", "transpose"), _transpose),
     **{name: getattr(reshaping, name) for name in reshaping.SHAPES},
     "view": reshaping.reshape,
-    **entries.ALONG,
+    **dict.fromkeys(("concat", "concatenate"), reshaping.cat),
+    "moveaxis": reshaping.movedim,
+    "tile": reshaping.repeat,
+    **along.ALONG,
     **{name: getattr(entries, name) for name in ("embedding", "normalize", "one_hot", "positions", "where")},
+    **{name: getattr(layers, name) for name in layers.__all__},
+    "einsum": einsum,
     **losses.LOSSES,
     "to_packed": batching.to_packed,
     "matmul": matmul.matmul,
@@ -264,6 +287,8 @@ _TABLE: dict[str, Function] = {
     **{name: _with_dtype(getattr(reductions, name)) for name in ("sum", "mean", "prod", "vector_norm")},
     "cumsum": _with_dtype(maps.cumsum),
     **{name: _spread(getattr(reductions, name)) for name in ("var", "std")},
+    **{f"{name}_mean": _spread(_and_mean(name)) for name in ("var", "std")},
+    "softmin": _softmin,
     "max": _extremum(extrema.max, arithmetic.maximum),
     "min": _extremum(extrema.min, arithmetic.minimum),
     "norm": _with_dtype(_norm),
@@ -327,7 +352,17 @@ def _floor_divide(x: Any, other: Any) -> Any:
     return arithmetic.div(x, other, rounding_mode="floor")
 
 
-_FUNCTIONS_ONLY = {"cat", "embedding", "normalize", "one_hot", "stack", *losses.LOSSES}
+_FUNCTIONS_ONLY = {
+    "cat",
+    "concat",
+    "concatenate",
+    "einsum",
+    "embedding",
+    "normalize",
+    "one_hot",
+    "stack",
+    *losses.LOSSES,
+}
 
 _OPERATORS: dict[str, Function] = {
     **{name: getattr(arithmetic, name) for name in ("add", "sub", "mul", "pow")},
@@ -365,12 +400,14 @@ def _reflected(function: Function) -> Function:
 def _getitem(self: Ragged, key: Any) -> Any:
     """``r[i]`` is a component, ``r[a:b]`` several of them; further numbers and slices index inside of components.
 
-    Along a ragged dim, numbers and slices count within each component.
+    Along a ragged dim, numbers and slices count within each component. None behind the first dim adds a dim.
 
     Raises:
         IndexError: a number out of range.
     """
     keys = list(key) if isinstance(key, tuple) else [key]
+    if any(k is None for k in keys):
+        return _with_dims(self, keys)
     if not keys:
         return self
     for k in keys:
@@ -392,6 +429,21 @@ def _getitem(self: Ragged, key: Any) -> Any:
             found = selection.select(found, dim, operator.index(k))
         elif k != slice(None):
             found = selection.slice(found, dim, k.start, k.stop, 1 if k.step is None else k.step)
+    return found
+
+
+def _with_dims(self: Ragged, keys: list[Any]) -> Any:
+    """Indexing with None among the keys."""
+    if keys[0] is None:
+        raise TypeError("index: None adds a dim of the components, behind the batch; got it first")
+    found = self[tuple(k for k in keys if k is not None)]
+    at = next((i for i, k in enumerate(keys) if k is Ellipsis), len(keys))
+    for i, k in enumerate(keys):
+        if k is None and i < at:
+            found = found.unsqueeze(sum(j is None or isinstance(j, slice) for j in keys[:i]))
+    for i, k in reversed(list(enumerate(keys))):
+        if k is None and i > at:
+            found = found.unsqueeze(-1 - sum(j is None or isinstance(j, slice) for j in keys[i + 1 :]))
     return found
 
 
