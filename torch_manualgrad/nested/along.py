@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from . import extrema, reductions
@@ -18,7 +19,7 @@ from .conversion import require_same_structure
 from .ragged import Ragged
 from .reshaping import one_ragged_dim, regular_dim
 
-__all__ = ["ALONG", "of_values"]
+__all__ = ["ALONG", "normalize", "of_values", "pairwise_distance"]
 
 _REQUIRED = object()
 
@@ -80,7 +81,7 @@ def of_values(x: Ragged, values: Tensor, packed_dim: int) -> Ragged:
 
 def _along(name: str) -> Callable[..., Any]:
     """Apply torch's function along regular dims."""
-    parameters, places = _ALONG[name], (torch, torch.linalg, torch.nn.functional, Tensor)
+    parameters, places = _ALONG[name], (torch, torch.linalg, F, Tensor)
     function = next(getattr(place, name) for place in places if hasattr(place, name))
     names, place = parameters.names.split(), parameters.dim()
 
@@ -122,3 +123,50 @@ def _batches(x: Ragged, dims: Sequence[int], found: Any) -> Any:
 
 
 ALONG = {name: _along(name) for name in _ALONG}
+
+
+# -- vectors ----------------------------------------------------------------------------------------------------------
+
+
+def normalize(input: Ragged, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None) -> Ragged:
+    """Vectors divided by their norms, as ``torch.nn.functional.normalize``.
+
+    Args:
+        input: the batch.
+        p: the order of the norm.
+        dim: the dim of the vectors, not the batch.
+        eps: the smallest divisor.
+        out: None.
+
+    Returns:
+        The kind and shape of ``input``.
+
+    Raises:
+        IndexError: no such dim.
+        ValueError: ``dim`` is the batch.
+    """
+    norms = reductions.vector_norm(input, p, dim, True)
+    return input / (norms.clamp_min(eps) if isinstance(norms, Tensor) else norms.clamp(min=eps))
+
+
+def pairwise_distance(
+    x1: Ragged | Tensor, x2: Ragged | Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
+) -> Ragged:
+    """The norms of differences along the last dim, as ``torch.nn.functional.pairwise_distance``.
+
+    Args:
+        x1: a `Ragged`, or dense as in `add`.
+        x2: the same.
+        p: as in torch.
+        eps: as in torch.
+        keepdim: as in torch.
+
+    Returns:
+        A `Ragged` without the last dim.
+
+    Raises:
+        ValueError: arguments that do not fit, or a ragged last dim.
+    """
+    nested, (a, b) = aligned((x1, x2), ("x1", "x2"))
+    regular_dim(nested, -1, "pairwise_distance")
+    return of_values(nested, F.pairwise_distance(a, b, p, eps, keepdim), nested.packed_dim)

@@ -23,7 +23,20 @@ from .conversion import on_nested, require_same_structure
 from .packing import readable, strided_positions
 from .ragged import Ragged
 
-__all__ = ["add", "aligned", "div", "elementwise", "maximum", "minimum", "mul", "of_entries", "pow", "sub", "together"]
+__all__ = [
+    "add",
+    "aligned",
+    "div",
+    "elementwise",
+    "maximum",
+    "minimum",
+    "mul",
+    "of_entries",
+    "pow",
+    "sub",
+    "together",
+    "where",
+]
 
 Operand = Ragged | Tensor | float | complex
 
@@ -139,6 +152,24 @@ def _laid_flat(nested: Ragged, full: Tensor, name: str) -> Tensor:
     starts = torch.arange(nested.batch, device=device) * step[0]
     positions = strided_positions(nested.component_sizes(), strides, starts, nested.values.shape[0])
     return contiguous.reshape(-1).index_select(0, positions)
+
+
+def where(condition: Operand, input: Operand, other: Operand) -> Ragged:
+    """Entries of ``input`` where a condition holds, and of ``other`` elsewhere, as `torch.where`.
+
+    Args:
+        condition: booleans; a `Ragged`, or dense as in `add`.
+        input: a `Ragged`, a dense tensor or a number, as in `add`.
+        other: a `Ragged`, a dense tensor or a number, as in `add`.
+
+    Returns:
+        A `Ragged`.
+
+    Raises:
+        ValueError: arguments that do not fit.
+        TypeError: none of them is a `Ragged`.
+    """
+    return together(torch.where, (condition, input, other), ("condition", "input", "other"))
 
 
 @on_nested

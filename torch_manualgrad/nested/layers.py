@@ -1,4 +1,4 @@
-"""Layers on a `Ragged`: convolution along the ragged dim, batch norm, padding of regular dims, prelu, bilinear maps.
+"""Layers on a `Ragged`: lookups, convolution along the ragged dim, batch norm, padding of regular dims, prelu, bilinear maps.
 
 They apply torch's own functions, with torch's derivatives.
 """
@@ -13,12 +13,80 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .along import of_values
-from .arithmetic import aligned
 from .conversion import require_same_structure
 from .ragged import Ragged
 from .reshaping import one_ragged_dim, regular_dim
 
-__all__ = ["batch_norm", "bilinear", "bucketize", "conv1d", "pad", "pairwise_distance", "prelu"]
+__all__ = [
+    "batch_norm",
+    "bilinear",
+    "bucketize",
+    "conv1d",
+    "embedding",
+    "one_hot",
+    "pad",
+    "positions",
+    "prelu",
+]
+
+
+def _with_new_last_dim(x: Ragged, values: Tensor) -> Ragged:
+    return x.like(values, [*x.shape, values.shape[-1]])
+
+
+def embedding(input: Ragged, weight: Tensor, *args: Any, **kwargs: Any) -> Ragged:
+    """Look up rows of a matrix by the indices in a batch, as ``torch.nn.functional.embedding``.
+
+    Args:
+        input: integers, with one ragged dim, (B, ..., *, ...).
+        weight: (rows, D).
+        args: as in torch.
+        kwargs: as in torch.
+
+    Returns:
+        (B, ..., *, ..., D).
+
+    Raises:
+        ValueError: several ragged dims.
+        IndexError: as in torch.
+    """
+    one_ragged_dim(input, "embedding")
+    return _with_new_last_dim(input, F.embedding(input.values, weight, *args, **kwargs))
+
+
+def one_hot(input: Ragged, num_classes: int = -1) -> Ragged:
+    """Unit vectors, as ``torch.nn.functional.one_hot``.
+
+    Args:
+        input: integers, with one ragged dim.
+        num_classes: as in torch.
+
+    Returns:
+        A `Ragged` with one more dim.
+
+    Raises:
+        ValueError: several ragged dims.
+        RuntimeError: as in torch.
+    """
+    one_ragged_dim(input, "one_hot")
+    return _with_new_last_dim(input, F.one_hot(input.values, num_classes))
+
+
+def positions(x: Ragged) -> Ragged:
+    """The position of each entry along the ragged dim of its component: 0, 1, ..., int64.
+
+    Args:
+        x: with one ragged dim.
+
+    Returns:
+        (B, *).
+
+    Raises:
+        ValueError: several ragged dims.
+    """
+    one_ragged_dim(x, "positions")
+    places = torch.arange(x.values.shape[x.packed_dim], device=x.offsets.device)
+    return Ragged.trusted(places - x.offsets[x.segment_ids()], x.offsets, (x.batch, None))
 
 
 def conv1d(
@@ -153,29 +221,6 @@ def bilinear(input1: Ragged, input2: Ragged, weight: Tensor, bias: Tensor | None
     regular_dim(input1, -1, "bilinear")
     require_same_structure(input1, input2, name="input2")
     return of_values(input1, F.bilinear(input1.values, input2.values, weight, bias), input1.packed_dim)
-
-
-def pairwise_distance(
-    x1: Ragged | Tensor, x2: Ragged | Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
-) -> Ragged:
-    """The norms of differences along the last dim, as ``torch.nn.functional.pairwise_distance``.
-
-    Args:
-        x1: a `Ragged`, or dense as in `add`.
-        x2: the same.
-        p: as in torch.
-        eps: as in torch.
-        keepdim: as in torch.
-
-    Returns:
-        A `Ragged` without the last dim.
-
-    Raises:
-        ValueError: arguments that do not fit, or a ragged last dim.
-    """
-    nested, (a, b) = aligned((x1, x2), ("x1", "x2"))
-    regular_dim(nested, -1, "pairwise_distance")
-    return of_values(nested, F.pairwise_distance(a, b, p, eps, keepdim), nested.packed_dim)
 
 
 def bucketize(input: Ragged, boundaries: Tensor, **options: Any) -> Ragged:

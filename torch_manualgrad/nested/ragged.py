@@ -14,6 +14,7 @@ from ..core.internals import JaggedStructure, pytree
 from .layouts import from_jagged, from_strided, strided_components, to_jagged, to_strided, tracked
 from .packing import (
     cumulated,
+    filled,
     flat_from_packed,
     offsets_of,
     packed_from_flat,
@@ -21,8 +22,8 @@ from .packing import (
     readable,
     row_strides,
     segments,
+    taken,
 )
-from .padding import filled, taken
 
 __all__ = ["Ragged", "check_values"]
 

@@ -24,7 +24,6 @@ from . import (
     arithmetic,
     attention,
     batching,
-    entries,
     extrema,
     layers,
     losses,
@@ -36,7 +35,6 @@ from . import (
     structure,
 )
 from .conversion import on_nested, require_same_structure
-from .einsum import einsum
 from .layer_normalization import layer_norm
 from .multi_head_attention import SequencesFirst
 from .ragged import Ragged
@@ -254,7 +252,7 @@ _TABLE: dict[str, Function] = {
     **{name: _number_of(name) for name in _NUMBERS_OF},
     **{name: _agree(name) for name in ("equal", "allclose")},
     **{name: getattr(activations, name) for name in activations.__all__},
-    **{name: getattr(arithmetic, name) for name in arithmetic.__all__ if name != "elementwise"},
+    **{name: getattr(arithmetic, name) for name in ("add", "div", "maximum", "minimum", "mul", "pow", "sub", "where")},
     "divide": arithmetic.div,
     "multiply": arithmetic.mul,
     "subtract": arithmetic.sub,
@@ -270,14 +268,15 @@ _TABLE: dict[str, Function] = {
     "moveaxis": reshaping.movedim,
     "tile": reshaping.repeat,
     **along.ALONG,
-    **{name: getattr(entries, name) for name in ("embedding", "normalize", "one_hot", "positions", "where")},
+    "normalize": along.normalize,
+    "pairwise_distance": along.pairwise_distance,
     **{name: getattr(layers, name) for name in layers.__all__},
-    "einsum": einsum,
     **losses.LOSSES,
     "to_packed": batching.to_packed,
     "matmul": matmul.matmul,
     "bmm": matmul.matmul,
     "linear": matmul.linear,
+    "einsum": matmul.einsum,
     "layer_norm": layer_norm,
     "rms_norm": rms_norm,
     "scaled_dot_product_attention": attention.scaled_dot_product_attention,
