@@ -420,6 +420,28 @@ def test_many_sizes_and_threads():
     assert not wrong
 
 
+SPARSE = {
+    "embedding": lambda w: torch.nn.functional.embedding(torch.tensor([1, 2, 2]), w, sparse=True),
+    "embedding_bag": lambda w: torch.nn.functional.embedding_bag(torch.tensor([[1, 2, 2]]), w, sparse=True, mode="sum"),
+    "gather": lambda w: w.gather(0, torch.zeros(2, 3, dtype=torch.long), sparse_grad=True),
+    "to_sparse": lambda w: w.to_sparse().to_dense(),
+    "mm": lambda w: torch.sparse.mm(w.detach().mT.to_sparse(), w),
+    "mm of two": lambda w: torch.sparse.mm(w.to_sparse(), w.mT.to_sparse()).to_dense(),
+    "sum": lambda w: torch.sparse.sum(w.to_sparse(), 0).to_dense(),
+}
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_sparse_gradients_of_many_calls(name):
+    w = torch.arange(12, dtype=torch.float64).reshape(4, 3).requires_grad_()
+    (expected,) = torch.autograd.grad(SPARSE[name](w).sin().sum(), w)
+    with mg.override("*"):
+        for _ in range(5):
+            (found,) = torch.autograd.grad(SPARSE[name](w).sin().sum(), w)
+            assert found.layout is expected.layout
+            torch.testing.assert_close(found.to_dense(), expected.to_dense())
+
+
 def test_strong_zeros_where_a_played_gradient_is_not_finite():
     x = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64, requires_grad=True)
     with mg.override(strong_zero=True), compiled_calls.recording_after(0):
