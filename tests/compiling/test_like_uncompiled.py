@@ -1,5 +1,6 @@
 """Programs at the edge of what a graph can say: compiled or not, they do what they do uncompiled."""
 
+import itertools
 import warnings
 
 import pytest
@@ -415,6 +416,36 @@ def test_a_copy_has_the_layout_of_what_it_overwrites(source, transposed):
     torch.compiler.reset()
     for found, expected in zip(mg.compile(f, lowering="eager")(x, y), f(x, y)):
         assert torch.equal(found, expected) and found.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
+def test_copies_into_dims_of_any_order(order):
+    def laid_out(x):
+        return x.permute(order).contiguous().permute(sorted(range(3), key=order.__getitem__))
+
+    x, y = (laid_out(torch.rand(3, 3, 3, dtype=torch.float64)).requires_grad_() for _ in range(2))
+
+    def copies(x, y):
+        whole, part = torch.empty_like(x), x.sin()
+        whole.copy_(y.contiguous() * x)
+        part[1].copy_(y[0] * x[2])
+        return whole, part
+
+    def joined(x, y):
+        return (torch.cat([x * 2, y], 1),)
+
+    for f in (copies, joined):
+        torch.compiler.reset()
+        g = mg.compile(f, lowering="eager", fullgraph=True)
+        found, expected = g(x, y), f(x, y)
+        assert [t.stride() for t in found] == [t.stride() for t in expected]
+        weights = [torch.rand_like(t) for t in expected]
+        torch.testing.assert_close(grad(found, (x, y), weights), grad(expected, (x, y), weights))
+        for moving in ((0,), (1,), (0, 1)):
+            with fwAD.dual_level():
+                given = [fwAD.make_dual(t, t.cos()) if i in moving else t for i, t in enumerate((x, y))]
+                for a, b in zip(g(*given), f(*given)):
+                    torch.testing.assert_close(fwAD.unpack_dual(a), fwAD.unpack_dual(b))
 
 
 @pytest.mark.parametrize("name", CASES)

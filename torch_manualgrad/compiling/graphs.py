@@ -206,7 +206,7 @@ def _ordered(graph: fx.Graph, node: fx.Node, order: Sequence[int]) -> fx.Node:
     steps: list[tuple[Any, Any, Any]] = [
         (aten.permute.default, (order,), {}),
         (aten.clone.default, (), {"memory_format": torch.contiguous_format}),
-        (aten.permute.default, (sorted(range(len(order)), key=order.index),), {}),
+        (aten.permute.default, (sorted(range(len(order)), key=order.__getitem__),), {}),
     ]
     for target, args, kwargs in steps if [*order] != sorted(order) else steps[1:2]:
         value = target(node.meta["val"], *args, **kwargs)
