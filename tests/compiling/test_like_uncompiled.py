@@ -294,6 +294,36 @@ def dropout_in_evaluation(wrap):
 
 
 @case
+def writes_to_results_that_may_be_the_argument(wrap):
+    operators = (
+        lambda x: F.dropout(x, 0.5, training=False),
+        lambda x: torch.dropout(x, 0.0, True),
+        lambda x: F.dropout2d(x, 0.5, training=False),
+        lambda x: F.alpha_dropout(x, 0.5, training=False),
+        lambda x: x.contiguous(),
+        lambda x: x.double(),
+        lambda x: x.expand_as(x),
+        lambda x: x.real,
+        lambda x: +x,
+    )
+    found = []
+    for operator in operators:
+        torch.compiler.reset()  # there is a limit of graphs per code
+
+        def f(x, operator=operator):
+            y = x * 2
+            operator(y).mul_(3)
+            operator(x).mul_(y)
+            return y, operator(x)
+
+        x = ones(1, 2, 2, 2, requires_grad=True)
+        z = x.sin()
+        y, same = wrap(f)(z)
+        found += [z, y, *grad((y * z).sum(), x), torch.tensor(same is z)]
+    return found
+
+
+@case
 def random_numbers_of_a_transposed_tensor(wrap):
     torch.manual_seed(0)
     return wrap(lambda x: F.dropout(x.t()) + torch.randn_like(x.t()))(ones(2, 3))

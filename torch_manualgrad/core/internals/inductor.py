@@ -177,9 +177,31 @@ def traced(
         table = {**select_decomp_table(), **decompose}
     # PyTorch has operators on open sizes only in Python
     in_python = composites or mode.shape_env is not None
-    with mode, enable_python_dispatcher() if in_python else contextlib.nullcontext(), _tracing_here():
+    dispatcher = enable_python_dispatcher() if in_python else contextlib.nullcontext()
+    with mode, dispatcher, _dropout_may_return_its_argument(), _tracing_here():
         graph = make_fx(function, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
     return _with_dtypes_of_attention(graph)
+
+
+@contextlib.contextmanager
+def _dropout_may_return_its_argument() -> Iterator[None]:
+    """Let dropout that drops nothing return its argument, as the operator does; PyTorch's version in Python copies it.
+
+    A write to the result is then a write to the argument.
+    """
+    op = torch.ops.aten.dropout.default
+    kernels = dict(op.py_kernels)
+
+    def unless_nothing_drops(kernel: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda x, p, train: kernel(x, p, train) if train and p != 0 else x
+
+    op.py_kernels.update({key: unless_nothing_drops(kernel) for key, kernel in kernels.items()})
+    op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        op.py_kernels.update(kernels)
+        op._dispatch_cache.clear()
 
 
 def _with_dtypes_of_attention(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
