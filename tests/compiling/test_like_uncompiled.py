@@ -1,5 +1,6 @@
 """Programs at the edge of what a graph can say: compiled or not, they do what they do uncompiled."""
 
+import functools
 import itertools
 import warnings
 
@@ -488,6 +489,31 @@ def test_a_compiled_program_does_what_it_does_uncompiled(name):
         torch.manual_seed(1)
         found = CASES[name](lambda f: mg.compile(f, lowering="eager"))
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("forward", [lambda f: f, functools.partial(mg.compile, lowering="eager")])
+def test_a_backward_compiled_as_a_whole(forward):
+    torch.compiler.reset()
+    x, w = ones(2, requires_grad=True), ones(2, requires_grad=True)
+    y = forward(lambda x, w: (x.sin() * w).exp().sum())(x, w)
+    expected = grad(y, (x, w), retain_graph=True)
+    graphs = torch.compile(backend="manualgrad", options={"lowering": "eager"})
+    with pytest.warns(RuntimeWarning, match="it is a graph of compiled autograd"):
+        with torch._dynamo.compiled_autograd._enable(graphs):
+            y.backward()
+    torch.testing.assert_close((x.grad, w.grad), expected)
+
+
+def test_a_backward_inside_that_is_compiled_as_a_whole():
+    def step(x):
+        x.sin().prod().backward()
+        return x.grad.clone()
+
+    torch.compiler.reset()
+    x, y = ones(2, requires_grad=True), ones(2, requires_grad=True)
+    with warnings.catch_warnings(), torch._dynamo.config.patch(compiled_autograd=True):
+        warnings.simplefilter("ignore")
+        torch.testing.assert_close(mg.compile(step, lowering="eager")(x), step(y))
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from ..core.internals import (
     PLAIN,
     break_at_autograd_functions,
     hide_traces_from_other_threads,
+    is_in_compiled_autograd,
     keeps_values,
     skip_frame,
     trace_gradients,
@@ -60,6 +61,9 @@ def backend(
         wrong = Unsupported("Dynamo of this torch is wrong about the shapes of torch.lstm")
         chosen.report("a function runs uncompiled", wrong)
         skip_frame(str(wrong))
+    if is_in_compiled_autograd():  # its graphs write to the ``grad`` of tensors, and take lists
+        chosen.report("a backward runs uncompiled", Unsupported("it is a graph of compiled autograd"))
+        return graph.forward
     programs, keeps = Programs(graph, chosen), keeps_values()
 
     def run(*values: Any) -> Any:

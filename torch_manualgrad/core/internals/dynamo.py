@@ -29,6 +29,7 @@ __all__ = [
     "guard_compiled_graphs",
     "is_dynamo_at_work",
     "is_exporting",
+    "is_in_compiled_autograd",
     "is_node_open",
     "keeps_values",
     "pytree",
@@ -166,6 +167,7 @@ def wrap_compiled(is_ours: Callable[[Any], bool], wrap: Callable[..., Callable[.
     if hasattr(original, "of_torch_manualgrad"):
         return
 
+    @skipped_by_dynamo  # a compiled function may compile others between its graphs
     @functools.wraps(original)
     def compile(self: Any, function: Any) -> Any:
         backend = _given(self.callback)
@@ -185,7 +187,7 @@ def wrap_compiled(is_ours: Callable[[Any], bool], wrap: Callable[..., Callable[.
         return wrapped
 
     compile.of_torch_manualgrad = True  # type: ignore[attr-defined]
-    OptimizeContext.__call__ = compile  # type: ignore[method-assign,assignment]
+    OptimizeContext.__call__ = compile  # type: ignore[method-assign]
 
 
 def _with_own_code(function: Any) -> Any:
@@ -218,6 +220,12 @@ def keeps_values() -> bool:
             if not attributes or not all(x.is_python_constant() for x in attributes.values()):
                 return True
     return False
+
+
+def is_in_compiled_autograd() -> bool:
+    """Whether compiled autograd runs a backward here."""
+    module: Any = sys.modules.get("torch._dynamo.compiled_autograd")
+    return module is not None and module.in_compiled_autograd_region
 
 
 def runs_eagerly() -> bool:
