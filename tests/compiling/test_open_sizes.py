@@ -4,6 +4,7 @@ import gc
 import itertools
 import logging
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -194,6 +195,24 @@ def test_a_number_that_varies(lowered):
         same([y, *torch.autograd.grad(y.sum(), x)], [z, *torch.autograd.grad(z.sum(), x)])
         counts.append(len(lowered))
     assert counts[-1] == counts[-4]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 3)])
+def test_arrays_of_numpy(shape, dynamic):
+    def f(x, a):
+        return (x.sum() * torch.from_numpy(a)).sin() * a.size, np.cos(a)
+
+    g, x = compiled(f, dynamic=dynamic), points(3).requires_grad_()
+    for k in range(10):  # more than the values of a number that are constants
+        a = np.full(shape, 0.5 + k)
+        (y, b), (z, c) = g(x, a), f(x, a)
+        found, expected = (torch.autograd.grad(out.sum(), x, create_graph=True) for out in (y, z))
+        same(
+            [y, *found, *torch.autograd.grad(found[0].sum(), x)],
+            [z, *expected, *torch.autograd.grad(expected[0].sum(), x)],
+        )
+        np.testing.assert_allclose(b, c, rtol=1e-12)
 
 
 def test_a_number_that_varies_and_cannot_be_a_tensor(lowered):

@@ -103,7 +103,8 @@ def is_symbol(value: Any) -> bool:
 
 def is_number_in_tensor(placeholder: torch.fx.Node) -> bool:
     """Whether an input of Dynamo's graph is a number that varies, passed as a tensor, whose ``item`` the graph reads."""
-    return getattr(placeholder.meta.get("grapharg"), "pass_arg_as_tensor", False)
+    argument = placeholder.meta.get("grapharg")
+    return argument is not None and argument.pass_arg_as_tensor and not argument.is_tensor  # an array is
 
 
 def symbols_of(example: Any) -> tuple[str | None, ...] | str | None:
