@@ -16,6 +16,7 @@ from ..core.internals import (
     break_at_autograd_functions,
     hide_traces_from_other_threads,
     is_in_compiled_autograd,
+    keep_aliases_of_dropout,
     keeps_values,
     skip_frame,
     trace_gradients,
@@ -143,5 +144,6 @@ def _under_transforms(
 break_at_autograd_functions(_is_ours, _report)
 trace_gradients(_is_ours)
 hide_traces_from_other_threads()
+keep_aliases_of_dropout()
 wrap_compiled(_is_ours, _under_transforms)
 compile_cache.settle()  # Dynamo is imported now: its guard must be set before the first graph, which it would drop

@@ -33,6 +33,7 @@ __all__ = [
     "in_clean_state",
     "inductors",
     "is_traced_by_fx",
+    "keep_aliases_of_dropout",
     "outside_of_transforms",
     "partitioned",
     "switch_grad_mode",
@@ -130,6 +131,27 @@ def hide_traces_from_other_threads() -> None:
     fx.is_fx_symbolic_tracing = is_tracing_here
 
 
+def keep_aliases_of_dropout() -> None:
+    """From now on dropout that drops nothing returns its argument in `traced`, as the operator does.
+
+    PyTorch's version in Python copies it, and a write to the result would not be one to the argument.
+    """
+
+    def kept(kernel: Any) -> Any:
+        @functools.wraps(kernel)
+        def dropout(input: Any, p: float, train: bool) -> Any:
+            drops = train and p != 0
+            return kernel(input, p, train) if drops or threading.get_ident() not in tracing_threads else input
+
+        dropout.of_torch_manualgrad = True  # type: ignore[attr-defined]
+        return dropout
+
+    op: Any = torch.ops.aten.dropout.default
+    kernels = {key: k for key, k in op.py_kernels.items() if not hasattr(k, "of_torch_manualgrad")}
+    op.py_kernels.update({key: kept(kernel) for key, kernel in kernels.items()})
+    op._dispatch_cache.clear()
+
+
 def is_traced_by_fx() -> bool:
     """Whether `make_fx` or ``torch.fx.symbolic_trace`` traces, where a function compiled by Dynamo raises."""
     return torch.fx._symbolic_trace.is_fx_symbolic_tracing()
@@ -178,30 +200,9 @@ def traced(
     # PyTorch has operators on open sizes only in Python
     in_python = composites or mode.shape_env is not None
     dispatcher = enable_python_dispatcher() if in_python else contextlib.nullcontext()
-    with mode, dispatcher, _dropout_may_return_its_argument(), _tracing_here():
+    with mode, dispatcher, _tracing_here():
         graph = make_fx(function, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
     return _with_dtypes_of_attention(graph)
-
-
-@contextlib.contextmanager
-def _dropout_may_return_its_argument() -> Iterator[None]:
-    """Let dropout that drops nothing return its argument, as the operator does; PyTorch's version in Python copies it.
-
-    A write to the result is then a write to the argument.
-    """
-    op = torch.ops.aten.dropout.default
-    kernels = dict(op.py_kernels)
-
-    def unless_nothing_drops(kernel: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda x, p, train: kernel(x, p, train) if train and p != 0 else x
-
-    op.py_kernels.update({key: unless_nothing_drops(kernel) for key, kernel in kernels.items()})
-    op._dispatch_cache.clear()
-    try:
-        yield
-    finally:
-        op.py_kernels.update(kernels)
-        op._dispatch_cache.clear()
 
 
 def _with_dtypes_of_attention(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
