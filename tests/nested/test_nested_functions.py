@@ -38,6 +38,7 @@ ALONG = {
     "cummax": (lambda x: x.cummax(2).values, lambda c: c.cummax(1).values),
     "cummin": (lambda x: torch.cummin(x, dim=-1)[0], lambda c: c.cummin(-1)[0]),
     "flip": (lambda x: x.flip(-1), lambda c: c.flip(-1)),
+    "flip, dims one by one": (lambda x: x.unflatten(-1, (2, 3)).flip(2, -1), lambda c: c.unflatten(-1, (2, 3)).flip(1, 2)),
     "flip of two": (lambda x: x.unflatten(-1, (2, 3)).flip((2, -1)), lambda c: c.unflatten(-1, (2, 3)).flip((1, 2))),
     "roll": (lambda x: torch.roll(x, 2, -1), lambda c: torch.roll(c, 2, -1)),
     "diff": (lambda x: x.diff(2), lambda c: c.diff(2)),
@@ -57,6 +58,9 @@ ALONG = {
     "cosine_similarity": (
         lambda x: F.cosine_similarity(x, x.sin(), dim=-1), lambda c: F.cosine_similarity(c, c.sin(), dim=-1)
     ),
+    "cosine_similarity by name": (
+        lambda x: F.cosine_similarity(x1=x, x2=x.sin(), dim=-1), lambda c: F.cosine_similarity(c, c.sin(), dim=-1)
+    ),
     "cosine similarity to a vector": (
         lambda x: F.cosine_similarity(WEIGHT[:, 0], x, -1), lambda c: F.cosine_similarity(WEIGHT[:, 0], c, -1)
     ),
@@ -67,6 +71,7 @@ ALONG = {
     "var_mean": (lambda x: torch.var_mean(x, -1)[0], lambda c: torch.var_mean(c, -1)[0]),
     "std_mean": (lambda x: torch.std_mean(x, 2, correction=0)[1], lambda c: c.mean(1)),
     "softmin": (lambda x: F.softmin(x, -1), lambda c: F.softmin(c, -1)),
+    "tile": (lambda x: torch.tile(x, dims=(1, 1, 2)), lambda c: c.repeat(1, 2)),
     "repeat": (lambda x: x.repeat(1, 1, 2), lambda c: c.repeat(1, 2)),
     "movedim": (
         lambda x: x.unflatten(-1, (2, 3)).movedim(-1, 1), lambda c: c.unflatten(-1, (2, 3)).movedim(-1, 0)
@@ -126,13 +131,14 @@ def test_along_the_ragged_dim(name, keepdim):
 
 
 @pytest.mark.parametrize("options", [
-    {}, {"stride": 2}, {"padding": 2}, {"padding": "same"}, {"dilation": 2, "padding": 1}, {"stride": (3,), "padding": (1,)},
+    {}, {"stride": 2}, {"padding": 2}, {"padding": "same"}, {"padding": "valid"}, {"dilation": 2, "padding": 1},
+    {"stride": (3,), "padding": (1,)}, {"kernel_size": 4, "padding": "same"}, {"groups": 2},
 ])  # fmt: skip
 @pytest.mark.parametrize("lengths", [(7, 5, 6), (9, 5, 9)])
 def test_convolutions(options, lengths):
     """Each component by itself, with its own zeros around it."""
     x = batch(lengths)
-    conv = nn.Conv1d(6, 2, 3, dtype=torch.float64, **options)
+    conv = nn.Conv1d(6, 2, **{"kernel_size": 3, **options}, dtype=torch.float64)
     same(conv(x.mT), [conv(c.mT[None])[0] for c in x])
 
 
@@ -156,6 +162,20 @@ def test_integers():
     assert F.gumbel_softmax(x, hard=True).sum(-1).values.tolist() == [1.0] * 8
 
 
+def test_bytes_stay_bytes():
+    x = (batch() > 0.5).to(torch.uint8)
+    for function in (torch.any, torch.all):
+        expected = torch.stack([function(c, 0) for c in x])
+        assert torch.equal(function(x, 1), expected) and function(x, 1).dtype == expected.dtype
+
+
+def test_methods_have_the_names_of_torch():
+    for name in ("conv1d", "pad", "vecdot", "gumbel_softmax", "softmin", "var_mean", "einsum", "embedding"):
+        with pytest.raises(AttributeError):
+            getattr(batch(), name)
+    assert batch().prelu(BIAS[:1]).shape == batch().roll(1, -1).shape == (4, None, 6)
+
+
 def test_a_model_of_these_trains():
     net = nn.Sequential(nn.Conv1d(6, 4, 3, padding=1), nn.BatchNorm1d(4), nn.PReLU(4), nn.Conv1d(4, 2, 1)).double()
     net(batch((4, 2, 3)).mT).mean(-1).square().sum().backward()
@@ -177,7 +197,16 @@ def test_a_model_of_these_trains():
         (lambda x: nn.BatchNorm1d(6)(x), ValueError, "dim: batch_norm takes a regular dim; dim 1 .* is ragged"),
         (lambda x: F.prelu(x, WEIGHT[:, 0]), ValueError, "dim: prelu takes a regular dim; dim 1 .* is ragged"),
         (lambda x: F.conv1d(x, KERNEL), ValueError, r"input: expected shape \(B, C, \*\), got Ragged\(\(4, \*, 6\)"),
-        (lambda x: F.conv1d(x.mT, KERNEL[..., :2], padding="same"), ValueError, "padding: 'same' needs .*, got 2"),
+        (lambda x: F.conv1d(x.mT, KERNEL, padding="same", stride=2), RuntimeError, "padding='same' is not supported"),
+        (lambda x: F.conv1d(x.mT, KERNEL, padding="wide"), RuntimeError, "Invalid padding string: 'wide'"),
+        (lambda x: F.conv1d(x.mT, KERNEL, stride=0), RuntimeError, "non-positive stride"),
+        (lambda x: F.conv1d(x.mT, WEIGHT), RuntimeError, "weight"),
+        (lambda x: torch.gather(WEIGHT, -1, places(x)), TypeError, "gather: expected a Ragged as the first argument, got"),
+        (lambda x: x.gather(-1, torch.zeros(8, 2).long()), TypeError, "index: expected a Ragged, got a Tensor of shape"),
+        (lambda x: F.prelu(WEIGHT, x), TypeError, "prelu: expected a Ragged as the first argument, got a Tensor"),
+        (lambda x: F.conv1d(WEIGHT, x), TypeError, "conv1d: expected a Ragged as the first argument, got a Tensor"),
+        (lambda x: torch.bucketize(WEIGHT, x), TypeError, "bucketize: expected a Ragged as the first argument, got"),
+        (lambda x: F.bilinear(x, WEIGHT, SQUARE), TypeError, "input2: expected a Ragged, got a Tensor of shape"),
         (lambda x: torch.einsum("bnd,dk", x, WEIGHT), ValueError, "equation: expected terms of 2 operands, '->'"),
         (lambda x: torch.einsum("bn,dk->bnk", x, WEIGHT), ValueError, r"equation: operands have \[3, 2\] dims"),
         (lambda x: torch.einsum("bnd,nk->bdk", x, WEIGHT), ValueError, "'n' the ragged dim; term 1 of .* does not fit"),

@@ -17,7 +17,7 @@ from . import extrema, reductions
 from .arithmetic import aligned
 from .conversion import require_same_structure
 from .ragged import Ragged
-from .reshaping import one_ragged_dim, regular_dim
+from .reshaping import batch, one_ragged_dim, regular_dim
 
 __all__ = ["ALONG", "normalize", "of_values", "pairwise_distance"]
 
@@ -63,15 +63,20 @@ _ALONG = {
     "vecdot": _Parameters("y dim", -1),
 }
 _OPERANDS = ("other", "x2", "y")  # the names of second arguments, which broadcast with the first
+_OF_ENTRIES = {"gather": "index", "take_along_dim": "indices"}  # which have numbers for each component
 
 # name -> (x, dim, keepdim) -> the same along the ragged dim
 _ALONG_RAGGED: dict[str, Callable[[Ragged, int, bool], Any]] = {
-    "all": lambda x, dim, keepdim: reductions.sum(x.like(x.values == 0), dim, keepdim) == 0,
-    "any": lambda x, dim, keepdim: reductions.sum(x.like(x.values != 0), dim, keepdim) > 0,
+    "all": lambda x, dim, keepdim: _truth(x, reductions.sum(x.like(x.values == 0), dim, keepdim) == 0),
+    "any": lambda x, dim, keepdim: _truth(x, reductions.sum(x.like(x.values != 0), dim, keepdim) > 0),
     "argmax": lambda x, dim, keepdim: extrema.max(x, dim, keepdim).indices,
     "argmin": lambda x, dim, keepdim: extrema.min(x, dim, keepdim).indices,
     "count_nonzero": lambda x, dim, keepdim: reductions.sum(x.like(x.values != 0), dim, keepdim),
 }
+
+
+def _truth(x: Ragged, found: Tensor) -> Tensor:
+    return found.to(torch.uint8) if x.dtype == torch.uint8 else found
 
 
 def of_values(x: Ragged, values: Tensor, packed_dim: int) -> Ragged:
@@ -86,17 +91,21 @@ def _along(name: str) -> Callable[..., Any]:
     names, place = parameters.names.split(), parameters.dim()
 
     def call(x: Any, *args: Any, **kwargs: Any) -> Any:
+        if names == ["dims"] and len(args) > 1:
+            args = (args,)
         if len(args) > len(names):
             raise TypeError(f"{name}: expected at most {', '.join(names)}, got {len(args)} arguments")
         options = {**dict(zip(names, args)), **kwargs}
         given = options.pop(place, parameters.default)
         if given is _REQUIRED:
             raise TypeError(f"{place}: {name} of a Ragged takes a regular dim, and none is given")
-        first = x.values if isinstance(x, Ragged) else x
+        operand = next((key for key in options if key in _OPERANDS), None)
+        if operand is not None:
+            x, (first, options[operand]) = aligned((x, options[operand]), ("input", operand))
+        else:
+            first = batch(x, name).values
         for key, value in options.items():
-            if key in _OPERANDS:
-                x, (first, options[key]) = aligned((x, value), ("input", key))
-            elif isinstance(value, Ragged):
+            if isinstance(value, Ragged) or _OF_ENTRIES.get(name) == key:
                 require_same_structure(x, value, name=key)
                 options[key] = value.values
         if given is None:

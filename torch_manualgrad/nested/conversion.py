@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..arguments import ArgumentError, Check, arguments_of, explained, naming
+from ..arguments import ArgumentError, Check, arguments_of, described, explained, naming
 from ..core.internals import JaggedStructure, breaks_graphs, jagged_structure, traced_nested_int
 from .layouts import has_unused, jagged_values, to_jagged, tracked, unused_positions, used_positions
 from .ragged import Ragged, check_values
@@ -276,7 +276,10 @@ def require_same_structure(x: Ragged, other: Ragged, *, name: str = "other") -> 
 
     Raises:
         ValueError: names the difference: the number of components or dims, the ragged dims, the offsets or the sizes.
+        TypeError: the second batch is none.
     """
+    if not isinstance(other, Ragged):
+        raise TypeError(f"{name}: expected a Ragged, got {described(other)}")
     if isinstance(x, _WithHoles) and isinstance(other, _WithHoles) and same_structure(x.structure, other.structure):
         return
     for what, a, b in (

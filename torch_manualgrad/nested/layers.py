@@ -15,7 +15,7 @@ from torch import Tensor
 from .along import of_values
 from .conversion import require_same_structure
 from .ragged import Ragged
-from .reshaping import one_ragged_dim, regular_dim
+from .reshaping import batch, one_ragged_dim, regular_dim
 
 __all__ = [
     "batch_norm",
@@ -107,7 +107,7 @@ def conv1d(
         weight: (D, C / groups, k).
         bias: (D,), or None.
         stride: as in torch.
-        padding: as in torch; "same" with a kernel of odd extent.
+        padding: as in torch.
         dilation: as in torch.
         groups: as in torch.
 
@@ -115,7 +115,7 @@ def conv1d(
         (B, D, *). Component lengths change as torch's do; a component shorter than the kernel becomes empty.
 
     Raises:
-        ValueError: a shape other than (B, C, *), or "same" with a kernel of even extent.
+        ValueError: a shape other than (B, C, *).
         RuntimeError: as in torch.
 
     Note:
@@ -124,20 +124,19 @@ def conv1d(
     References:
         ATen conv1d.
     """
-    if input.dim() != 3 or one_ragged_dim(input, "conv1d") != 2:
+    if one_ragged_dim(input, "conv1d") != 2 or input.dim() != 3:
         raise ValueError(f"input: expected shape (B, C, *), got {input.summary()}")
-    step, apart = (int(n if isinstance(n, int) else n[0]) for n in (stride, dilation))
-    reach = apart * (weight.shape[2] - 1)
-    if padding == "same" and reach % 2:
-        raise ValueError(f"padding: 'same' needs a kernel of odd extent, got {reach + 1}")
+    step, apart = (n if isinstance(n, int) else n[0] for n in (stride, dilation))
+    reach = apart * (weight.shape[-1] - 1)
     if isinstance(padding, str):
-        edge = reach // 2 if padding == "same" else 0
+        around = reach if padding == "same" else 0
     else:
-        edge = int(padding if isinstance(padding, int) else padding[0])
-    lengths = torch.div(input.lengths + 2 * edge - reach - 1, step, rounding_mode="floor").add(1).clamp(min=0)
+        around = 2 * (padding if isinstance(padding, int) else padding[0])
     padded = input.to_padded()
-    short = reach + 1 - 2 * edge - padded.shape[2]  # torch refuses a batch in which all are shorter than the kernel
-    found = F.conv1d(F.pad(padded, (0, max(short, 0))), weight, bias, stride, edge, dilation, groups)
+    missing = reach + 1 - around - padded.shape[2]  # torch raises if no signal is as long as the kernel
+    longer = F.pad(padded, (0, missing)) if missing > 0 else padded
+    found = F.conv1d(longer, weight, bias, stride, padding, dilation, groups)
+    lengths = torch.div(input.lengths + around - reach - 1, step, rounding_mode="floor").add(1).clamp(min=0)
     return Ragged.from_padded(found, lengths=lengths, ragged_dim=2)
 
 
@@ -197,7 +196,7 @@ def prelu(input: Ragged, weight: Tensor) -> Ragged:
         RuntimeError: as in torch.
     """
     if weight.numel() == 1:
-        return input.like(F.prelu(input.values, weight))
+        return batch(input, "prelu").like(F.prelu(input.values, weight))
     regular_dim(input, 1, "prelu")
     return input.like(F.prelu(input.values.unsqueeze(0), weight).squeeze(0))
 
@@ -237,4 +236,4 @@ def bucketize(input: Ragged, boundaries: Tensor, **options: Any) -> Ragged:
     Raises:
         RuntimeError: as in torch.
     """
-    return input.like(torch.bucketize(input.values, boundaries, **options))
+    return batch(input, "bucketize").like(torch.bucketize(input.values, boundaries, **options))

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..arguments import described
 from .conversion import require_same_structure
 from .ragged import Ragged
 
-__all__ = ["SHAPES", "one_ragged_dim", "regular_dim"]
+__all__ = ["SHAPES", "batch", "one_ragged_dim", "regular_dim"]
 
 # the functions that a Ragged has under torch's names
 SHAPES = (
@@ -35,16 +36,24 @@ SHAPES = (
 )
 
 
+def batch(x: Any, what: str) -> Ragged:
+    """The first argument of a function, which torch also calls if only another argument is a `Ragged`."""
+    if not isinstance(x, Ragged):
+        raise TypeError(f"{what}: expected a Ragged as the first argument, got {described(x)}")
+    return x
+
+
 def one_ragged_dim(x: Ragged, what: str) -> int:
     """The only ragged dim; ``what`` is the function's name in errors."""
-    if x.sizes is not None:
+    if batch(x, what).sizes is not None:
         raise ValueError(f"{what}: expected one ragged dim, got {x.summary()}")
     return x.ragged_dims[0]
 
 
 def regular_dim(x: Ragged, dim: int, what: str, name: str = "dim") -> int:
     """``dim`` as a number from 0, checked to be neither the batch nor ragged."""
-    dim, ragged = x.wrapped(dim, name=name), one_ragged_dim(x, what)
+    ragged = one_ragged_dim(x, what)
+    dim = x.wrapped(dim, name=name)
     if dim in (0, ragged):
         kind = "the batch" if dim == 0 else "ragged"
         raise ValueError(f"{name}: {what} takes a regular dim; dim {dim} of {x.summary()} is {kind}")

@@ -86,6 +86,12 @@ def _and_mean(name: str) -> Function:
     return call
 
 
+def _tile(x: Ragged, dims: Any, *more: int) -> Ragged:
+    """Copies along regular dims, as `torch.tile`; `repeat`."""
+    found: Ragged = reshaping.repeat(x, dims, *more)
+    return found
+
+
 def _softmin(x: Ragged, dim: int, dtype: torch.dtype | None = None) -> Ragged:
     """The softmax of $-x$ along a dim of the components, as ``torch.nn.functional.softmin``."""
     found: Ragged = maps.softmax(x.like(-x.values), dim, dtype)
@@ -266,7 +272,7 @@ _TABLE: dict[str, Function] = {
     "view": reshaping.reshape,
     **dict.fromkeys(("concat", "concatenate"), reshaping.cat),
     "moveaxis": reshaping.movedim,
-    "tile": reshaping.repeat,
+    "tile": _tile,
     **along.ALONG,
     "normalize": along.normalize,
     "pairwise_distance": along.pairwise_distance,
@@ -292,7 +298,7 @@ _TABLE: dict[str, Function] = {
     "min": _extremum(extrema.min, arithmetic.minimum),
     "norm": _with_dtype(_norm),
 }
-_FIRST = ("input", "self", "tensor")  # torch's names of the first argument
+_FIRST = ("input", "self", "tensor", "x1")  # torch's names of the first argument
 _WITHOUT_MEANING = ("inplace", "out", "_stacklevel", "memory_format")
 
 
@@ -351,17 +357,23 @@ def _floor_divide(x: Any, other: Any) -> Any:
     return arithmetic.div(x, other, rounding_mode="floor")
 
 
+# Methods have torch's names: those of Tensor, of torch_manualgrad.nested, and a Ragged's own.
 _FUNCTIONS_ONLY = {
-    "cat",
-    "concat",
-    "concatenate",
-    "einsum",
-    "embedding",
-    "normalize",
-    "one_hot",
-    "stack",
+    *(name for name in (*along.ALONG, *layers.__all__) if not hasattr(Tensor, name)),
+    *(
+        "cat",
+        "concat",
+        "concatenate",
+        "einsum",
+        "normalize",
+        "pairwise_distance",
+        "softmin",
+        "stack",
+        "std_mean",
+        "var_mean",
+    ),
     *losses.LOSSES,
-}
+} - {"positions"}
 
 _OPERATORS: dict[str, Function] = {
     **{name: getattr(arithmetic, name) for name in ("add", "sub", "mul", "pow")},

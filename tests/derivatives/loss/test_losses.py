@@ -116,6 +116,20 @@ def test_weights_are_differentiable(name, how):
         mg.testing.check(lambda x, w, p: WEIGHTED[name](x, w, p, how), [(X, *weights)], checks=())
 
 
+def test_weights_beside_masked_scores():
+    """A score of $-inf$ has no hinge, and an infinite one with its own sign no slope."""
+    x, w = torch.tensor([[1.0, -math.inf, 0.5], [2.0, 0.0, -math.inf]], dtype=F64), torch.ones(3, dtype=F64)
+    finite, target = x.clamp(min=-1e3), torch.tensor([0, 1])
+    scores, labels = torch.tensor([math.inf, -math.inf], dtype=F64), torch.tensor([1.0, -1.0], dtype=F64)
+    with mg.override():
+        for p in (1, 2):
+            loss = lambda x, w: F.multi_margin_loss(x, target, p, weight=w)  # noqa: E731, B023
+            torch.testing.assert_close(grad(loss, 1)(x, w), grad(loss, 1)(finite, w))
+            found, expected = (torch.func.jvp(loss, (s, w), (finite.cos(), w))[1] for s in (x, finite))
+            torch.testing.assert_close(found, expected)
+        assert grad(lambda y: F.soft_margin_loss(scores, y))(labels).eq(0).all()
+
+
 def test_weights_of_half_precision_have_sums_in_single():
     """A sum of ones in bfloat16 ends at 256."""
     x, target = -torch.ones(1000, 2, dtype=torch.bfloat16), torch.zeros(1000).long()

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch_manualgrad.core.rule import bind, formula, rule
 
 from ..elementwise.saturating import logistic, logistic_slope
+from ..elementwise.strong_times import strong_times
 from ..terms import fitted_to, sum_over_tangents
 from .common import NONE, fitted, reduced, scaled
 
@@ -64,14 +65,14 @@ def soft_margin_loss_double_backward_grad_output(
 
 
 def _of_target(grad: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
-    """The loss is symmetric in $x$ and $y$; there are as many losses as entries of $x$."""
-    return scaled(grad * (-self * logistic(-target * self)), reduction, self)
+    """Cotangent of $y$: $-g x s(-y x)$. There are as many losses as entries of $x$, which may be infinite."""
+    return scaled(grad * strong_times(logistic(-target * self), -self), reduction, self)
 
 
 def _target_double(grad: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
     """The derivative of $-y s(-u)$, $u = y x$, with respect to $y$ is $-s(-u) + u s(u) s(-u)$."""
     u = target * self
-    return scaled(grad * ((-u).sigmoid() * (u * u.sigmoid() - 1)), reduction, self)
+    return scaled(grad * strong_times(logistic(-u), strong_times(logistic(u), u) - 1), reduction, self)
 
 
 # -- the rules --------------------------------------------------------------------------------------------------------

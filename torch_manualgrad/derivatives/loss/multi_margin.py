@@ -54,8 +54,8 @@ def _rows(self: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _weights(x: Tensor, y: Tensor, margin: Number, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The arguments $z$, and $w / C$ where they are positive and $j$ is not $y$, else 0."""
-    z = margin + _less(x, y)
+    """$max(z, 0)$, and $w / C$ where it is positive and $j$ is not $y$, else 0: $z$ may be $-inf$."""
+    z = (margin + _less(x, y)).clamp(min=0)
     counted = (z > 0) & (torch.arange(x.shape[1], device=x.device) != y)
     factor = counted.to(x.dtype) / x.shape[1]
     return z, factor if weight is None else factor * weight[y]
@@ -197,7 +197,7 @@ def _vjp(
 
 
 def _of_classes(rows: Tensor, target: Tensor, weight: Tensor, reduction: int) -> Tensor:
-    """The sums of the rows of each class, in the shape of the weights, in which both operators are linear."""
+    """The sum over the rows of each class, in the shape of the weights."""
     return torch.zeros_like(weight).index_add(0, target.reshape(-1), scaled(rows, reduction, rows))
 
 
