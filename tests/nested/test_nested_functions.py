@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.nn.functional as F
 from helpers.tensors import close, random
 from torch import nn
 
+import torch_manualgrad as mg
 from torch_manualgrad.nested import Ragged
 from torch_manualgrad.testing import check
 
@@ -116,7 +119,9 @@ def test_derivatives(name):
         found = ours(x.like(values))
         return found.values if isinstance(found, Ragged) else found
 
-    check(of_values, [(x.values,)])
+    # torch 2.10 has no derivative of aminmax
+    with mg.override("aten::aminmax") if name == "aminmax" else nullcontext():
+        check(of_values, [(x.values,)])
 
 
 @pytest.mark.parametrize("name", ["argmax", "argmin", "any", "all", "count_nonzero"])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.forward import is_in_forward_ad
-from ..core.internals import in_clean_state, is_autocast_enabled, only_autograd_and_own_levels
+from ..core.internals import is_autocast_enabled, only_autograd_and_own_levels
 
 __all__ = ["Values", "in_this_autocast", "matching", "placed", "pull_back", "push_forward"]
 
@@ -38,7 +38,7 @@ def pull_back(function: Callable[..., Values], primals: Values) -> tuple[Values,
     if only_autograd_and_own_levels():
         if not torch.is_inference_mode_enabled():
             return _plain_pull_back(function, primals)
-        state = in_clean_state  # inference mode excludes autograd, whatever the grad mode
+        state = functools.partial(torch.inference_mode, False)  # it excludes autograd, whatever the grad mode
     with state():
         pair: Any = torch.func.vjp(lambda *values: tuple(function(*values)), *primals)
     results, pull = pair
