@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 
 import pytest
@@ -74,6 +75,7 @@ ALONG = {
     "var_mean": (lambda x: torch.var_mean(x, -1)[0], lambda c: torch.var_mean(c, -1)[0]),
     "std_mean": (lambda x: torch.std_mean(x, 2, correction=0)[1], lambda c: c.mean(1)),
     "softmin": (lambda x: F.softmin(x, -1), lambda c: F.softmin(c, -1)),
+    "tile of the last dim": (lambda x: x.tile(2), lambda c: c.tile(2)),
     "tile": (lambda x: torch.tile(x, dims=(1, 1, 2)), lambda c: c.repeat(1, 2)),
     "repeat": (lambda x: x.repeat(1, 1, 2), lambda c: c.repeat(1, 2)),
     "movedim": (
@@ -147,6 +149,21 @@ def test_convolutions(options, lengths):
     same(conv(x.mT), [conv(c.mT[None])[0] for c in x])
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_convolution_reads_only_the_windows_of_its_outputs(stride):
+    values, edges = (
+        [torch.tensor(v, dtype=torch.float64) for v in ([1, 1, 1, math.inf], [1, 2, 3, 4, 5, 6])],
+        [[1, math.inf]],
+    )
+    x = Ragged.from_components(
+        [v[None] for v in (*values, torch.tensor(edges[0], dtype=torch.float64))], ragged_dims=[2]
+    )
+    ours, each = (torch.ones(1, 1, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    F.conv1d(x, ours, stride=stride).values.sum().backward()
+    sum(F.conv1d(v[None], each, stride=stride).sum() for v in values).backward()
+    close(ours.grad, each.grad)
+
+
 def test_a_signal_shorter_than_the_kernel_becomes_empty():
     assert F.conv1d(batch((4, 1, 0)).mT, KERNEL).lengths.tolist() == [2, 0, 0]
     assert F.conv1d(batch((1, 0)).mT, KERNEL).values.shape == (2, 0)
@@ -165,6 +182,27 @@ def test_integers():
     same(torch.bucketize(x, edges, right=True), [torch.bucketize(c, edges, right=True) for c in x])
     same(x.count_nonzero(-1), [c.count_nonzero(-1) for c in x])
     assert F.gumbel_softmax(x, hard=True).sum(-1).values.tolist() == [1.0] * 8
+
+
+def test_dim_of_a_cross_product():
+    x = Ragged.from_components([random(3, n, 3, seed=n) for n in (2, 4)], ragged_dims=[2])
+    y = x.like(x.values.sin())
+    same(torch.linalg.cross(x, y), [torch.linalg.cross(c, c.sin()) for c in x])
+    same(torch.cross(x, y, dim=1), [torch.cross(c, c.sin(), dim=0) for c in x])
+    with pytest.raises(TypeError, match="dim: cross of a Ragged takes a regular dim, and none is given"):
+        torch.cross(x, y)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.float32])
+def test_einsum_keeps_the_dtype(dtype):
+    x = Ragged.from_components([torch.ones(n, 3, dtype=dtype) for n in (2, 1)])
+    for result in ("b", "bd", "bn", ""):
+        assert torch.einsum(f"bnd,bnd->{result}", x, x).dtype == dtype
+
+
+def test_padding_of_nothing():
+    x = batch()
+    same(F.pad(x, (1, 2, 0, 0, 0, 0)), [F.pad(c, (1, 2, 0, 0)) for c in x])
 
 
 def test_bytes_stay_bytes():
@@ -206,15 +244,22 @@ def test_a_model_of_these_trains():
         (lambda x: F.conv1d(x.mT, KERNEL, padding="wide"), RuntimeError, "Invalid padding string: 'wide'"),
         (lambda x: F.conv1d(x.mT, KERNEL, stride=0), RuntimeError, "non-positive stride"),
         (lambda x: F.conv1d(x.mT, WEIGHT), RuntimeError, "weight"),
+        (lambda x: F.conv1d(x.mT, KERNEL, BIAS[:1]), RuntimeError, "bias"),
         (lambda x: torch.gather(WEIGHT, -1, places(x)), TypeError, "gather: expected a Ragged as the first argument, got"),
         (lambda x: x.gather(-1, torch.zeros(8, 2).long()), TypeError, "index: expected a Ragged, got a Tensor of shape"),
+        (lambda x: x.diff(prepend=torch.zeros(8, 1)), TypeError, "prepend: expected a Ragged, got a Tensor of shape"),
+        (lambda x: x.all(1, axis=3), TypeError, "all: got an unexpected keyword argument 'axis'"),
+        (lambda x: x.cumprod(2, dim=1), TypeError, "cumprod: got two values of dim"),
+        (lambda x: x.to(torch.complex128).argmax(1), TypeError, "x: expected real values, which have an order, got"),
+        (lambda x: x[:, :, torch.tensor([0, 1])], TypeError, "index: expected numbers, slices and an ellipsis, got a Tensor"),
+        (lambda x: torch.einsum("bnn->bn", x), ValueError, "term 0 of 'bnn->bn' does not fit"),
         (lambda x: F.prelu(WEIGHT, x), TypeError, "prelu: expected a Ragged as the first argument, got a Tensor"),
         (lambda x: F.conv1d(WEIGHT, x), TypeError, "conv1d: expected a Ragged as the first argument, got a Tensor"),
         (lambda x: torch.bucketize(WEIGHT, x), TypeError, "bucketize: expected a Ragged as the first argument, got"),
         (lambda x: F.bilinear(x, WEIGHT, SQUARE), TypeError, "input2: expected a Ragged, got a Tensor of shape"),
         (lambda x: torch.einsum("bnd,dk", x, WEIGHT), ValueError, "equation: expected terms of 2 operands, '->'"),
         (lambda x: torch.einsum("bn,dk->bnk", x, WEIGHT), ValueError, r"equation: operands have \[3, 2\] dims"),
-        (lambda x: torch.einsum("bnd,nk->bdk", x, WEIGHT), ValueError, "'n' the ragged dim; term 1 of .* does not fit"),
+        (lambda x: torch.einsum("bnd,nk->bdk", x, WEIGHT), ValueError, "'n' the ragged dim, once .*; term 1 of .* does not fit"),
         (lambda x: torch.einsum("bnd,dk->nbk", x, WEIGHT), ValueError, "has to begin with 'b', the batch"),
         (lambda x: torch.einsum("bnd,dk->nk", x, WEIGHT), ValueError, "has to begin with 'b', the batch"),
     ],

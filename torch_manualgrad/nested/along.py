@@ -19,7 +19,7 @@ from .conversion import require_same_structure
 from .ragged import Ragged
 from .reshaping import batch, one_ragged_dim, regular_dim
 
-__all__ = ["ALONG", "normalize", "of_values", "pairwise_distance"]
+__all__ = ["ALONG", "linalg_cross", "normalize", "of_values", "pairwise_distance"]
 
 _REQUIRED = object()
 
@@ -47,7 +47,7 @@ _ALONG = {
     "argsort": _Parameters("dim descending stable", -1),
     "cosine_similarity": _Parameters("x2 dim eps", 1),
     "count_nonzero": _Parameters("dim", None),
-    "cross": _Parameters("other dim", -1),
+    "cross": _Parameters("other dim"),
     "diff": _Parameters("n dim", -1),
     "flip": _Parameters("dims"),
     "gather": _Parameters("dim index"),
@@ -63,7 +63,8 @@ _ALONG = {
     "vecdot": _Parameters("y dim", -1),
 }
 _OPERANDS = ("other", "x2", "y")  # the names of second arguments, which broadcast with the first
-_OF_ENTRIES = {"gather": "index", "take_along_dim": "indices"}  # which have numbers for each component
+# arguments that differ from component to component
+_OF_ENTRIES = {"diff": ("prepend", "append"), "gather": ("index",), "take_along_dim": ("indices",)}
 
 # name -> (x, dim, keepdim) -> the same along the ragged dim
 _ALONG_RAGGED: dict[str, Callable[[Ragged, int, bool], Any]] = {
@@ -84,9 +85,9 @@ def of_values(x: Ragged, values: Tensor, packed_dim: int) -> Ragged:
     return x.like(values, [x.batch, *(None if d == packed_dim else n for d, n in enumerate(values.shape))])
 
 
-def _along(name: str) -> Callable[..., Any]:
+def _along(name: str, parameters: _Parameters) -> Callable[..., Any]:
     """Apply torch's function along regular dims."""
-    parameters, places = _ALONG[name], (torch, torch.linalg, F, Tensor)
+    places = torch, torch.linalg, F, Tensor
     function = next(getattr(place, name) for place in places if hasattr(place, name))
     names, place = parameters.names.split(), parameters.dim()
 
@@ -95,7 +96,10 @@ def _along(name: str) -> Callable[..., Any]:
             args = (args,)
         if len(args) > len(names):
             raise TypeError(f"{name}: expected at most {', '.join(names)}, got {len(args)} arguments")
-        options = {**dict(zip(names, args)), **kwargs}
+        options = dict(zip(names, args))
+        if twice := options.keys() & kwargs.keys():
+            raise TypeError(f"{name}: got two values of {', '.join(sorted(twice))}")
+        options |= kwargs
         given = options.pop(place, parameters.default)
         if given is _REQUIRED:
             raise TypeError(f"{place}: {name} of a Ragged takes a regular dim, and none is given")
@@ -105,7 +109,7 @@ def _along(name: str) -> Callable[..., Any]:
         else:
             first = batch(x, name).values
         for key, value in options.items():
-            if isinstance(value, Ragged) or _OF_ENTRIES.get(name) == key:
+            if isinstance(value, Ragged) or value is not None and key in _OF_ENTRIES.get(name, ()):
                 require_same_structure(x, value, name=key)
                 options[key] = value.values
         if given is None:
@@ -114,7 +118,10 @@ def _along(name: str) -> Callable[..., Any]:
         if not several and not isinstance(given, int):
             raise TypeError(f"{place}: {name} of a Ragged takes one dim, got {given}")
         if not several and name in _ALONG_RAGGED and x.wrapped(given) == one_ragged_dim(x, name):
-            return _ALONG_RAGGED[name](x, given, options.get("keepdim", False))
+            keepdim = options.pop("keepdim", False)
+            if options:
+                raise TypeError(f"{name}: got an unexpected keyword argument {next(iter(options))!r}")
+            return _ALONG_RAGGED[name](x, given, keepdim)
         dims = [regular_dim(x, d, name, place) - 1 for d in (given if several else (given,))]
         return _batches(x, dims, function(first, **{place: dims if place == "dims" else dims[0]}, **options))
 
@@ -131,7 +138,8 @@ def _batches(x: Ragged, dims: Sequence[int], found: Any) -> Any:
     return of_values(x, found, x.packed_dim - gone)
 
 
-ALONG = {name: _along(name) for name in _ALONG}
+ALONG = {name: _along(name, parameters) for name, parameters in _ALONG.items()}
+linalg_cross = _along("cross", _Parameters("other dim", -1))
 
 
 # -- vectors ----------------------------------------------------------------------------------------------------------

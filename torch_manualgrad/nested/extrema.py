@@ -21,12 +21,12 @@ __all__ = ["amax", "amin", "max", "min"]
 
 
 def _largest(s: Slices) -> Tensor:
-    _refuse_empty(s)
+    _check(s)
     return s.amax(s.values)
 
 
 def _smallest(s: Slices) -> Tensor:
-    _refuse_empty(s)
+    _check(s)
     if not s.values.is_floating_point():
         return ~s.amax(~s.values)  # the negative of the least integer overflows
     return -s.amax(-s.values)
@@ -83,7 +83,7 @@ def amin(x: Ragged, dim: Dims = None, keepdim: bool = False) -> Ragged | Tensor:
 
 def _first(s: Slices, largest: bool) -> Extremum:
     x, dim = s.values, s.along
-    _refuse_empty(s)
+    _check(s)
     if dim is None:
         found = (torch.max if largest else torch.min)(x, s.dense[0], keepdim=True)
         return Extremum(found.values, found.indices)
@@ -159,8 +159,10 @@ def min(x: Ragged, dim: int | None = None, keepdim: bool = False) -> Any:
     return _extremum(x, dim, keepdim, False)
 
 
-def _refuse_empty(s: Slices) -> None:
-    """Raise for empty slices, if the lengths can be read without synchronizing."""
+def _check(s: Slices) -> None:
+    """Raise for complex values, and for empty slices if the lengths can be read without synchronizing."""
+    if s.values.is_complex():
+        raise TypeError(f"x: expected real values, which have an order, got {s.values.dtype}")
     if s.along is None or s.offsets.device.type != "cpu" or torch.compiler.is_compiling():
         return
     lengths = s.offsets.diff()

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .along import of_values
 from .conversion import require_same_structure
+from .packing import cumulated, filled, segments
 from .ragged import Ragged
 from .reshaping import batch, one_ragged_dim, regular_dim
 
@@ -100,7 +101,7 @@ def conv1d(
 ) -> Ragged:
     """A convolution of each component along its ragged dim, as ``torch.nn.functional.conv1d``.
 
-    It pads the components to one length. Reads the lengths.
+    It copies the window of each output, so that no other entries enter the derivatives. Reads the lengths.
 
     Args:
         input: (B, C, *).
@@ -127,17 +128,25 @@ def conv1d(
     if one_ragged_dim(input, "conv1d") != 2 or input.dim() != 3:
         raise ValueError(f"input: expected shape (B, C, *), got {input.summary()}")
     step, apart = (n if isinstance(n, int) else n[0] for n in (stride, dilation))
+    signal = input.values.new_zeros(1, input.values.shape[0], 1 + weight.shape[-1] * max(apart, 1))
+    F.conv1d(signal, weight, bias, stride, padding, dilation, groups)  # raises torch's errors of the arguments
     reach = apart * (weight.shape[-1] - 1)
     if isinstance(padding, str):
         around = reach if padding == "same" else 0
     else:
         around = 2 * (padding if isinstance(padding, int) else padding[0])
-    padded = input.to_padded()
-    missing = reach + 1 - around - padded.shape[2]  # torch raises if no signal is as long as the kernel
-    longer = F.pad(padded, (0, missing)) if missing > 0 else padded
-    found = F.conv1d(longer, weight, bias, stride, padding, dilation, groups)
     lengths = torch.div(input.lengths + around - reach - 1, step, rounding_mode="floor").add(1).clamp(min=0)
-    return Ragged.from_padded(found, lengths=lengths, ragged_dim=2)
+    offsets = cumulated(lengths)
+    which = segments(offsets, int(offsets[-1]))
+    starts = step * (torch.arange(len(which), device=which.device) - offsets[which]) - around // 2
+    taps = starts[:, None] + apart * torch.arange(weight.shape[-1], device=which.device)
+    inside = (taps >= 0) & (taps < input.lengths[which][:, None])
+    windows = filled(input.values, 1, 0.0, input.offsets[which][:, None] + taps, inside)
+    grouped = windows.unflatten(0, (groups, -1)), weight.unflatten(0, (groups, -1))
+    found = torch.einsum("gctk,gdck->gdt", *grouped).flatten(0, 1)
+    return Ragged.trusted(
+        found if bias is None else found + bias[:, None], offsets, (input.batch, weight.shape[0], None)
+    )
 
 
 def batch_norm(input: Ragged, *args: Any, **kwargs: Any) -> Ragged:
@@ -178,7 +187,8 @@ def pad(input: Ragged, pad: Sequence[int], mode: str = "constant", value: float 
     for k in range(len(pad) // 2):
         if pad[2 * k] or pad[2 * k + 1]:
             regular_dim(input, -1 - k, "pad", "pad")
-    return of_values(input, F.pad(input.values, list(pad), mode, value), input.packed_dim)
+    inside = list(pad[: 2 * input.values.dim()])  # without the batch
+    return of_values(input, F.pad(input.values, inside, mode, value), input.packed_dim)
 
 
 def prelu(input: Ragged, weight: Tensor) -> Ragged:

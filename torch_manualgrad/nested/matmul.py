@@ -219,11 +219,13 @@ def einsum(equation: str, *operands: Any) -> Any:
         if isinstance(x, Ragged):
             require_same_structure(nested, x, name=f"operands[{i}]")
             fits = term[0] == batch and term[x.ragged_dims[0]] == ragged and term.count(batch) == 1
+            fits = fits and term.count(ragged) == 1
         else:
             fits = batch not in term and ragged not in term
         if not fits:
             raise ValueError(
-                f"equation: {batch!r} is the batch and {ragged!r} the ragged dim; term {i} of {equation!r} does not fit"
+                f"equation: {batch!r} is the batch and {ragged!r} the ragged dim, once in each Ragged and in no dense "
+                f"operand; term {i} of {equation!r} does not fit. matmul has products of two ragged dims"
             )
         values.append(x.values if isinstance(x, Ragged) else x)
     inside = ",".join(term[1:] if isinstance(x, Ragged) else term for x, term in zip(given, named))
@@ -232,7 +234,8 @@ def einsum(equation: str, *operands: Any) -> Any:
     if result[0] != batch or result.count(batch) != 1:
         raise ValueError(f"equation: the result of {equation!r} has to begin with {batch!r}, the batch")
     if ragged not in result:
-        return reductions.sum(of_values(nested, torch.einsum(f"{inside}->{ragged}{result[1:]}", *values), 0), 1)
+        entries = of_values(nested, torch.einsum(f"{inside}->{ragged}{result[1:]}", *values), 0)
+        return reductions.sum(entries, 1).to(entries.dtype)
     return of_values(nested, torch.einsum(f"{inside}->{result[1:]}", *values), result.index(ragged) - 1)
 
 

@@ -250,7 +250,7 @@ def movedim(x: Ragged, source: int | Sequence[int], destination: int | Sequence[
         ValueError: the batch would move.
         RuntimeError: as in torch.
     """
-    numbered = torch.empty(*range(x.dim()), device="meta")  # each dim has its number as size
+    numbered = torch.empty(list(range(x.dim())), device="meta")  # each dim has its number as size
     moved = numbered.movedim(source, destination)  # type: ignore[arg-type]  # one overload for numbers, one for lists
     return permute(x, *moved.shape)
 

@@ -87,8 +87,9 @@ def _and_mean(name: str) -> Function:
 
 
 def _tile(x: Ragged, dims: Any, *more: int) -> Ragged:
-    """Copies along regular dims, as `torch.tile`; `repeat`."""
-    found: Ragged = reshaping.repeat(x, dims, *more)
+    """Copies along regular dims, as `torch.tile`: with fewer numbers than dims those of the last ones; `repeat`."""
+    given = (dims, *more) if isinstance(dims, int) else tuple(dims)
+    found: Ragged = reshaping.repeat(x, *(1,) * (x.dim() - len(given)), *given)
     return found
 
 
@@ -422,7 +423,11 @@ def _getitem(self: Ragged, key: Any) -> Any:
     if not keys:
         return self
     for k in keys:
-        if k is not Ellipsis and not isinstance(k, slice) and (isinstance(k, bool) or not hasattr(k, "__index__")):
+        if (
+            k is not Ellipsis
+            and not isinstance(k, slice)
+            and (isinstance(k, bool) or not hasattr(k, "__index__") or isinstance(k, Tensor) and k.dim() > 0)
+        ):
             raise TypeError(f"index: expected numbers, slices and an ellipsis, got {described(k)}")
     if any(k is Ellipsis for k in keys):
         at = next(i for i, k in enumerate(keys) if k is Ellipsis)
@@ -507,6 +512,7 @@ for _name, _function in _OPERATORS.items():
     _BY_TORCH[getattr(Tensor, f"__{_name}__")] = _function
     if hasattr(Tensor, f"__r{_name}__"):
         _BY_TORCH[getattr(Tensor, f"__r{_name}__")] = _exchanged(_function)
+_BY_TORCH[torch.linalg.cross] = along.linalg_cross  # torch.cross takes another dim if none is given
 _BY_TORCH[Tensor.__rdiv__] = _exchanged(arithmetic.div)
 _BY_TORCH.update({getattr(Tensor, f"__{name}__"): _TABLE[name] for name in _COMPARISONS})
 _BY_TORCH[Tensor.__invert__] = _TABLE["bitwise_not"]

@@ -130,6 +130,26 @@ def test_weights_beside_masked_scores():
         assert grad(lambda y: F.soft_margin_loss(scores, y))(labels).eq(0).all()
 
 
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize("row", [(1, math.inf, 0), (-math.inf, 1, 2), (math.inf, math.inf, 0), (0, math.nan, 1)])
+def test_weights_scale_the_loss_of_their_class(row, p):
+    """The loss is linear in them, also where a score is infinite or ignored."""
+    x, w = torch.tensor([row], dtype=F64), torch.ones(3, dtype=F64)
+    for label in range(3):
+        loss = lambda w: F.multi_margin_loss(x, torch.tensor([label]), p, weight=w)  # noqa: E731, B023
+        with mg.override():
+            torch.testing.assert_close(grad(loss)(w)[label], loss(w))
+
+
+def test_a_loss_of_one_row_keeps_its_dim():
+    x, w = random(5), torch.ones(5, dtype=F64)
+    with mg.override():
+        for target in (torch.tensor(2), torch.tensor([2])):
+            f = lambda x: F.multi_margin_loss(x, target, reduction="none", weight=w)  # noqa: E731, B023
+            value, tangent = torch.func.jvp(f, (x,), (x,))
+            assert value.shape == tangent.shape
+
+
 def test_weights_of_half_precision_have_sums_in_single():
     """A sum of ones in bfloat16 ends at 256."""
     x, target = -torch.ones(1000, 2, dtype=torch.bfloat16), torch.zeros(1000).long()

@@ -54,9 +54,10 @@ def _rows(self: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _weights(x: Tensor, y: Tensor, margin: Number, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-    """$max(z, 0)$, and $w / C$ where it is positive and $j$ is not $y$, else 0: $z$ may be $-inf$."""
-    z = (margin + _less(x, y)).clamp(min=0)
+    """$z$, and $w / C$, where $z$ is positive and $j$ is not $y$, else 0: the operator ignores other $z$, infinite or nan."""
+    z = margin + _less(x, y)
     counted = (z > 0) & (torch.arange(x.shape[1], device=x.device) != y)
+    z = torch.where(counted, z, 0)
     factor = counted.to(x.dtype) / x.shape[1]
     return z, factor if weight is None else factor * weight[y]
 
@@ -119,7 +120,7 @@ def multi_margin_loss_jvp(
     """
     x, y = _rows(self_p, target)
     found = (_slopes(x, y, p, margin, weight) * _less(self_t.reshape(x.shape), y)).sum(1)
-    return reduced(found.reshape(self_p.shape[:-1]), reduction)
+    return reduced(found.reshape(target.shape), reduction)
 
 
 @formula
