@@ -200,6 +200,13 @@ def test_einsum_keeps_the_dtype(dtype):
         assert torch.einsum(f"bnd,bnd->{result}", x, x).dtype == dtype
 
 
+@pytest.mark.parametrize("name", ["movedim", "gather", "einsum", "None between"])
+def test_one_graph(name):
+    torch.compiler.reset()
+    f, x = CALLS[name][0], batch()
+    same(torch.compile(f, backend="eager", fullgraph=True)(x), list(f(x)))
+
+
 def test_padding_of_nothing():
     x = batch()
     same(F.pad(x, (1, 2, 0, 0, 0, 0)), [F.pad(c, (1, 2, 0, 0)) for c in x])
