@@ -64,6 +64,7 @@ def test_nothing_compiled_and_functions_with_derivatives_of_their_own():
         forward = staticmethod(lambda x: 2 * x)
         setup_context = staticmethod(lambda ctx, inputs, output: None)
         backward = staticmethod(lambda ctx, g: 2 * g)
+        jvp = staticmethod(lambda ctx, t: 2 * t)
 
     with watch() as report:
         torch.ones(2).sin()

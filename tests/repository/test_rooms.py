@@ -35,7 +35,7 @@ ALLOWED = {
     "custom_rules": "arguments core core/internals programs",
     "checkpointing": "arguments core core/internals core/op programs custom_rules",
     "sparsity": "arguments core/internals core/engine",
-    "compiling": "core core/internals core/engine core/override core/rule",
+    "compiling": "core core/internals core/engine core/override core/rule custom_rules",
     "testing/numerics": "",
     "testing/inputs": "arguments core/internals core/rule",
     "testing/comparison": "core/internals core/rule testing/numerics testing/inputs",

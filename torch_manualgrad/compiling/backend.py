@@ -13,15 +13,16 @@ from torch import Tensor, fx
 from ..core import compile_cache
 from ..core.internals import (
     PLAIN,
-    break_at_autograd_functions,
     hide_traces_from_other_threads,
     is_in_compiled_autograd,
     keep_aliases_of_dropout,
     keeps_values,
     skip_frame,
+    trace_autograd_functions,
     trace_gradients,
     wrap_compiled,
 )
+from ..custom_rules.autograd_functions import rule_of
 from . import watching
 from .function import Options, lowerings
 from .program import Unsupported
@@ -141,7 +142,7 @@ def _under_transforms(
     return under_transforms(function, compiled, as_one_graph, Options(fallback=fallback))
 
 
-break_at_autograd_functions(_is_ours, _report)
+trace_autograd_functions(_is_ours, rule_of, _report)
 trace_gradients(_is_ours)
 hide_traces_from_other_threads()
 keep_aliases_of_dropout()

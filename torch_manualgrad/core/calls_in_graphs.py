@@ -26,7 +26,8 @@ __all__ = ["CallInGraph", "Interpreter", "Segment", "Sizes", "bodies", "literal"
 
 _library = torch.library.Library("manualgrad_graphs", "DEF")
 _library.define("mark(Tensor x, str role, int place, str function) -> Tensor")
-_library.impl("mark", lambda x, role, place, function: x.view_as(x), "CompositeImplicitAutograd")
+for _key in ("CompositeImplicitAutograd", "FuncTorchBatched"):  # the second is missing in the first
+    _library.impl("mark", lambda x, role, place, function: x.view_as(x), _key)
 mark: Any = torch.ops.manualgrad_graphs.mark.default
 
 
@@ -166,7 +167,7 @@ class Segment:
         inputs: Sequence[Any],
         outputs: Sequence[Any],
     ) -> None:
-        nodes = [n for n in call.body.graph.nodes if n.op not in ("placeholder", "output")]
+        nodes = _without_unread_numbers(call.body.graph)
         first = max(map(nodes.index, after), default=-1) + 1
         last = min(map(nodes.index, before), default=len(nodes))
         self.call, self.inputs, self.graph = call, inputs, fx.Graph()
@@ -180,6 +181,20 @@ class Segment:
         call = self.call
         with torch.enable_grad():  # as in the trace; values are tracked only if a derivative will be differentiated
             return call.interpreter(call.body, self.graph, (*call.enclosing, call)).run(*values)
+
+
+def _without_unread_numbers(graph: fx.Graph) -> list[fx.Node]:
+    """The computations of a graph, except for sizes and comparisons that nothing reads: Dynamo leaves them in their place."""
+    found: list[fx.Node] = []
+    dropped: set[fx.Node] = set()
+    for n in reversed([n for n in graph.nodes if n.op not in ("placeholder", "output")]):
+        value = n.meta.get("example_value")
+        numbers = value is not None and not any(isinstance(x, Tensor) for x in pytree.tree_leaves(value))
+        if numbers and dropped.issuperset(n.users):
+            dropped.add(n)
+        else:
+            found.append(n)
+    return found[::-1]
 
 
 _CUTS = ("detach", torch.detach, "size", "dim", "numel", "stride")

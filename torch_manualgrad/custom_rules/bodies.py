@@ -24,7 +24,7 @@ from ..programs.functions import Values
 from ..programs.operator import Metadata, Program, call, node_of
 from .function import advice
 from .jvp import CustomJvp, JvpCall
-from .tracing import name_of, rule_node
+from .tracing import OUT_OF_CONSTANTS, name_of, rule_node
 from .trees import distinct
 from .vjp import CustomVjp, VjpCall
 
@@ -175,7 +175,8 @@ class _Vjp(_Closures, VjpCall):
         fwd = Segment(rule, rule.results, marks, rule.inputs, [*outs, *residuals])
         others = [*rule.closure, *rule.sizes]
         bwd = Segment(rule, marks, grads, [*residuals, *cotangents, *others], grads)
-        self._read = {*rule.fun.reads, *fwd.reads}
+        self.own_are_constants = any(n.args[1] == OUT_OF_CONSTANTS for n in outs)
+        self._read = set() if self.own_are_constants else {*rule.fun.reads, *fwd.reads}
         n, count = len(outs), len(rule.arguments)
         at = {mark.args[2]: i for i, mark in enumerate(outs)}
         smooth = [at[c.args[2]] for c in cotangents]

@@ -18,7 +18,10 @@ from ..core.calls_in_graphs import literal, mark, marked
 from ..core.internals import OperatorOfGraphs, constant_in_graphs, is_node_open, pytree, traced_with_graph
 from .trees import of_structure
 
-__all__ = ["functions", "marked_parts", "moving", "name_of", "rule_node", "traced"]
+__all__ = ["OUT_OF_CONSTANTS", "functions", "marked_parts", "moving", "name_of", "rule_node", "traced"]
+
+#: The role of results of a ``fwd`` that computes without a derivative, as the forward of an autograd.Function does.
+OUT_OF_CONSTANTS = "out constants"
 
 functions: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()  # with rules, by number
 

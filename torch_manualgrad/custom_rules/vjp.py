@@ -26,6 +26,7 @@ class VjpCall(Call):
 
     function: CustomVjp
     kept: Kept
+    own_are_constants = False  # the residuals that fwd computes
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -56,7 +57,7 @@ class VjpCall(Call):
     def needed(self, count: int, inputs: int) -> tuple[Sequence[int], Sequence[int]]:
         own = range(self.outputs, count)
         # residuals that fwd computes are differentiated again by calling fwd
-        given = range(inputs) if own else self.kept.read("input")
+        given = range(inputs) if own and not self.own_are_constants else self.kept.read("input")
         return [*self.kept.read("result"), *own], given
 
     def _residuals(self, xs: Sequence[Any], tensors: Sequence[Any]) -> Any:
@@ -93,7 +94,7 @@ class VjpCall(Call):
             wanted = [x if i in found else None for i, x in enumerate(tensors)]
             pulled = self._pulled(self._residuals(xs, tensors), filled(grads[:n], xs), wanted)
             found.update((i, pulled[i]) for i in places)
-        own = [i for i in range(n, len(xs)) if grads[i] is not None]
+        own = [] if self.own_are_constants else [i for i in range(n, len(xs)) if grads[i] is not None]
         if own:
             read = self._recomputed(tensors, places, [i - n for i in own])
             given = [g for i in own if (g := grads[i]) is not None]
@@ -131,7 +132,7 @@ class VjpCall(Call):
         names = self.tensor_names
         moved = transposed(pulled, [xs[i] for i in smooth], moving, self._what, names)
         found: list[Tensor | None] = placed([None] * len(xs), smooth, moved)
-        own = [i for i in range(n, len(xs)) if is_differentiable(xs[i])] if keeps else []
+        own = [i for i in range(n, len(xs)) if is_differentiable(xs[i])] if keeps and not self.own_are_constants else []
         if own:
             read = self._recomputed(tensors, places, [i - n for i in own])
             found = placed(found, own, push_forward(read, [tensors[i] for i in places], tangents))

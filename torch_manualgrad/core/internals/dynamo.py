@@ -20,7 +20,6 @@ __all__ = [
     "FakeTensorMode",
     "NoMetaKernel",
     "OperatorOfGraphs",
-    "break_at_autograd_functions",
     "breaks_graphs",
     "compiled_backward",
     "constant_in_graphs",
@@ -36,6 +35,7 @@ __all__ = [
     "runs_eagerly",
     "skip_frame",
     "skipped_by_dynamo",
+    "trace_autograd_functions",
     "trace_gradients",
     "traced_with_graph",
     "wrap_compiled",
@@ -84,17 +84,22 @@ def breaks_graphs(reason: str) -> Callable[[Callable[..., Any]], Callable[..., A
     return mark
 
 
-def break_at_autograd_functions(is_ours: Callable[[Any], bool], report: Callable[[str], None]) -> None:
-    """Make Dynamo end a graph at ``apply`` of an autograd.Function, so that its backward and jvp are used.
+def trace_autograd_functions(
+    is_ours: Callable[[Any], bool], rule_of: Callable[[Any], Any], report: Callable[[str], None]
+) -> None:
+    """Make Dynamo trace ``applied`` of the rule of an autograd.Function instead of ``apply``; without one, the graph ends.
 
-    If its arguments do not require grad, such as dual numbers and the arguments of a transform, Dynamo traces the
-    forward as plain code and drops the other methods.
+    By default, if its arguments do not require grad, such as dual numbers and the arguments of a transform, Dynamo traces
+    the forward as plain code and drops the other methods.
 
     Args:
         is_ours: whether a graph is for this backend.
+        rule_of: the rule of a Function, or None.
         report: called with a sentence.
     """
-    from torch._dynamo.exc import unimplemented  # importing the compiler is slow
+    from torch._dynamo.exc import ObservedException, Unsupported, unimplemented  # importing the compiler is slow
+    from torch._dynamo.source import AttrSource, GlobalSource  # importing the compiler is slow
+    from torch._dynamo.variables.base import VariableTracker  # importing the compiler is slow
     from torch._dynamo.variables.misc import AutogradFunctionVariable  # importing the compiler is slow
 
     apply: Any = AutogradFunctionVariable.call_apply
@@ -102,15 +107,25 @@ def break_at_autograd_functions(is_ours: Callable[[Any], bool], report: Callable
         return
 
     @functools.wraps(apply)
-    def call_apply(self: Any, tx: Any, *rest: Any) -> Any:
+    def call_apply(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if not is_ours(_innermost(tx.output.compiler_fn)):
-            return apply(self, tx, *rest)
+            return apply(self, tx, args, kwargs)
         what = f"{self.fn_cls.__name__}.apply has derivatives of its own"
+        rule = rule_of(self.fn_cls)
+        if rule is not None and not kwargs:
+            source: Any = AttrSource(GlobalSource(tx.output.install_global_by_id("autograd_function", rule)), "applied")
+            try:
+                return VariableTracker.build(tx, rule.applied, source=source).call_function(tx, args, kwargs)
+            except Unsupported:
+                report(what)
+                raise
+            except ObservedException:  # it may not be raised uncompiled, where fewer gradients are needed
+                pass
         report(what)
         unimplemented(gb_type=what, context=self.fn_cls.__name__, explanation=what, hints=[])
 
     call_apply.of_torch_manualgrad = True  # type: ignore[attr-defined]
-    AutogradFunctionVariable.call_apply = call_apply  # type: ignore[method-assign,assignment]
+    AutogradFunctionVariable.call_apply = call_apply  # type: ignore[method-assign]
 
 
 def trace_gradients(is_ours: Callable[[Any], bool]) -> None:
