@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers import modes
 from helpers.own_rules import product
+from helpers.thinning import in_turn
 from torch import nn
 from torch.func import functional_call, grad, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -412,8 +413,7 @@ def _traced(f):
     return make_fx(f)(X)
 
 
-@pytest.mark.parametrize("domain", DOMAINS)
-@pytest.mark.parametrize("kind", ["custom_vjp", "custom_jvp"])
+@pytest.mark.parametrize("domain, kind", in_turn(DOMAINS, ["custom_vjp", "custom_jvp"]))
 @pytest.mark.parametrize(
     "compiled",
     [

@@ -34,7 +34,7 @@ def other_defaults() -> Generator[None, None, None]:
         torch.set_default_dtype(dtype)
 
 
-@pytest.mark.parametrize("rule, turn", in_turn(RULES, range(3)), ids=label)
+@pytest.mark.parametrize("rule, turn", in_turn(RULES, range(3), share=1 / 2), ids=label)
 def test_rules(rule, turn):
     """On one of the first three samples."""
     found, samples = [], list(rule.samples(torch.float32, "cpu"))[:3]

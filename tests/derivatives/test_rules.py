@@ -33,7 +33,7 @@ if not torch_reached("2.12"):
 
 
 @TURNS
-@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+@pytest.mark.parametrize("rule", every(2, RULES), ids=label)
 def test_all_modes_on_the_rules_own_samples(rule, turn):
     found = samples(rule, dtype_of(rule, turn))
     checks = [c for c in CHECKS if c not in (FAIL_ON_STOCK.get(rule.name), "opcheck")]
@@ -42,7 +42,7 @@ def test_all_modes_on_the_rules_own_samples(rule, turn):
 
 
 @TURNS
-@pytest.mark.parametrize("rule", every(3, [r for r in RULES if FAIL_ON_STOCK.get(r.name) != "opcheck"]), ids=label)
+@pytest.mark.parametrize("rule", every(6, [r for r in RULES if FAIL_ON_STOCK.get(r.name) != "opcheck"]), ids=label)
 def test_pytorchs_opcheck_on_the_rules_own_samples(rule, turn):
     with mg.override(rule):
         check(rule.probe, samples(rule, dtype_of(rule, turn)), name=rule.name, modes=(), checks=("opcheck",))
@@ -68,7 +68,7 @@ def leaves(args):
 
 
 @TURNS
-@pytest.mark.parametrize("rule", [r for r in RULES if r.defer_to_stock], ids=lambda r: r.name)
+@pytest.mark.parametrize("rule", every(2, [r for r in RULES if r.defer_to_stock], 1), ids=label)
 def test_all_modes_where_a_rule_leaves_calls_to_pytorch(rule, turn):
     found = samples(rule, dtype_of(rule, 1 - turn))
     with mg.override():
@@ -117,9 +117,7 @@ OF_DERIVATIVES = tuple(c for c in CHECKS if c not in ("kernel", "fake", "opcheck
 AT_ZERO = "linalg_norm_subgradients_at_zero"  # a variant of linalg.norm whose samples are all kinks
 
 
-@pytest.mark.parametrize(
-    "name, dtype, turn, which", in_turn(reached(), DTYPES, [0, 1], [("*",), ()], share=2), ids=label
-)
+@pytest.mark.parametrize("name, dtype, turn, which", in_turn(reached(), DTYPES, [0, 1], [("*",), ()]), ids=label)
 def test_all_modes_on_the_operator_database(name, dtype, turn, which):
     """Of half of an operator's samples; real ones for an operator that has no complex ones."""
     report, cases = Report(), [*op_samples(name, dtype, limit=6)] or [*op_samples(name, torch.float64, limit=6)]

@@ -144,7 +144,7 @@ def works(way, call, order):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("rule, way", [*in_turn(RULES, CHEAP, share=2), *in_turn(RULES, DEAR, share=0)], ids=label)
+@pytest.mark.parametrize("rule, way", [*in_turn(RULES, CHEAP), *in_turn(RULES, DEAR, share=0)], ids=label)
 def test_where_no_value_may_be_read(rule, way):
     for dtype in DTYPES if way in ("batched", "meta") else DTYPES[:1]:
         for call in islice(calls(rule, dtype), 1 if way in TRACED else None):

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 
-def in_turn(first: Iterable[Any], *others: Iterable[Any], share: int = 1) -> list[Any]:
+def in_turn(first: Iterable[Any], *others: Iterable[Any], share: float = 1) -> list[Any]:
     """The product of several lists of values, as parameters of a test, most of them marked as slow.
 
     For each value of the first list, the fast tests run ``share`` combinations of the others: the next ones each time.
-    With 0, all are slow.
+    With 1/2, every second value has a fast test; with 0, all are slow.
     """
     combinations = list(product(*others))
     return [

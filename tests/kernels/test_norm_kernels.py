@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from helpers.thinning import in_turn, label
 
 from torch_manualgrad.core import libraries
 
@@ -284,8 +285,7 @@ def test_no_intermediate_leaves_the_range(dtype, p, device):
         assert abs(actual / float(exact) - 1) < (1e-6 if dtype == torch.float32 else 1e-12), (small, n, g)
 
 
-@pytest.mark.parametrize("p", POWERS + [2.25, 7.0])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("p, dtype", in_turn(POWERS + [2.25, 7.0], DTYPES, share=2), ids=label)
 def test_threads_do_not_change_a_bit(dtype, p):
     if LIBRARIES["cpu"].path is None:
         pytest.skip(LIBRARIES["cpu"].reason)

@@ -100,7 +100,7 @@ def _rule_row(rule: Any) -> Row:
         ]  # not all samples are made in every dtype
 
     # a rule that claims nothing acts where it is named only
-    return Row(rule.name, rule.probe, rule.aten, samples, rule.improves, turns=8 if rule.improves else 24)
+    return Row(rule.name, rule.probe, rule.aten, samples, rule.improves, turns=16 if rule.improves else 48)
 
 
 def _rounded(sample: Sample, dtype: torch.dtype) -> Sample:
@@ -168,4 +168,4 @@ PUBLIC: dict[str, tuple[Callable[..., Any], Callable[[torch.dtype], list[Any]]]]
 
 
 def _public_row(name: str, function: Callable[..., Any], inputs: Callable[[torch.dtype], list[Any]]) -> Row:
-    return Row(name, function, function, lambda dtype: [Sample(x) for x in inputs(dtype)], turns=6)
+    return Row(name, function, function, lambda dtype: [Sample(x) for x in inputs(dtype)], turns=12)
