@@ -494,3 +494,18 @@ def test_a_module_that_runs_uncompiled_leaves_others_compiled():
             compiled = torch.compile(net, backend="manualgrad", options={"lowering": "eager"})
             torch.testing.assert_close(compiled(x), net(x))
         assert len(report.graphs) == 1
+
+
+def test_what_runs_uncompiled_has_the_derivatives_of_the_rules():
+    def f(x):  # PyTorch's second derivative of the norm is nan at zero
+        return (x * 1).norm() + torch.bernoulli(torch.full_like(x.detach(), 0.5)).sum() * 0
+
+    x = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    with pytest.warns(RuntimeWarning, match="runs uncompiled"):
+        (g,) = torch.autograd.grad(mg.compile(f, lowering="eager")(x), x, create_graph=True)
+    assert not torch.autograd.grad(g.sum(), x)[0].any()
+    compiled = mg.compile(f, lowering="eager")
+    with pytest.warns(RuntimeWarning, match="runs uncompiled"):
+        found = torch.func.jacrev(torch.func.grad(compiled), chunk_size=1)(x.detach())
+    assert not found.any()
+    assert not torch.func.grad(lambda x: torch.func.grad(compiled)(x).sum())(x.detach()).any()  # it is not traced again

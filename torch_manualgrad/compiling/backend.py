@@ -24,7 +24,7 @@ from ..core.internals import (
 )
 from ..custom_rules.autograd_functions import rule_of
 from . import watching
-from .function import Options, lowerings
+from .function import Options, active_rules, lowerings
 from .program import Unsupported
 from .programs import Programs
 from .transforms import recorded, under_transforms
@@ -68,13 +68,17 @@ def backend(
         return graph.forward
     programs, keeps = Programs(graph, chosen), keeps_values()
 
+    def uncompiled(*values: Any) -> Any:
+        with active_rules():
+            return graph(*values)
+
     def run(*values: Any) -> Any:
         watching.note_run()
         if any(type(v) not in PLAIN for v in values if isinstance(v, Tensor)):
-            return graph(*values)
+            return uncompiled(*values)
         program, given = programs.of(values)
         if program is None or not program.takes(given):
-            return graph(*values)
+            return uncompiled(*values)
         stand_ins = recorded(program, given, keeps)
         return program(*given) if stand_ins is None else stand_ins
 

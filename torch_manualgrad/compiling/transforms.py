@@ -30,7 +30,7 @@ from ..core.internals import (
     with_tensors,
 )
 from . import watching
-from .function import Options
+from .function import Options, active_rules
 from .program import Program, Unsupported
 
 __all__ = ["recorded", "under_transforms"]
@@ -99,14 +99,16 @@ def under_transforms(
             called = True
             with watching.graphs_expected(lambda why: options.report("a function runs uncompiled", Unsupported(why))):
                 return compiled(*args, **kwargs)
-        if refused or runs_eagerly():
+        if runs_eagerly():
             return function(*args, **kwargs)
+        if refused:
+            return _uncompiled(function, args, kwargs)
         if not whole:  # torch.nn's forwards and hooks are traced only if called from another function
             whole.append(as_one_graph(function if module is None else _calling(function, {})))
         try:
             return _call(function, whole[0], module, args, kwargs)
         except Exception as error:
-            result = function(*args, **kwargs)  # raises the program's own errors
+            result = _uncompiled(function, args, kwargs)  # raises the program's own errors
             refused = not isinstance(error, Unsupported)
             options.report("a function runs uncompiled under torch.func", error)
             return result
@@ -176,7 +178,7 @@ def _call(
         with _recording() as seen, swapped:
             result = compiled(*given, **named)
     if not seen:
-        return function(*args, **kwargs)
+        return _uncompiled(function, args, kwargs)
     if len(seen) != 1:
         raise Unsupported("it is several graphs")
     program, values, outputs = seen[0]
@@ -190,6 +192,11 @@ def _call(
     found = program(*[actual.get(id(v), v) for v in values])
     actual |= {id(o): f for o, f in zip(outputs, found)}
     return pytree.tree_map(lambda x: actual.get(id(x), x), result)
+
+
+def _uncompiled(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    with active_rules():
+        return function(*args, **kwargs)
 
 
 def _closure(function: Any) -> Iterator[Any]:
