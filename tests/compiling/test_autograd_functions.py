@@ -103,6 +103,25 @@ class Mixed(Function):
         return 2 * g * w, 3 * g * x
 
 
+class Base(Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(None, x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx, g):
+        _, x, y = ctx.saved_tensors
+        return g * y if ctx.needs_input_grad[0] else None, g * x if ctx.needs_input_grad[1] else None
+
+
+class Derived(Base):
+    @staticmethod
+    def backward(ctx, g):
+        of_x, of_y = Base.backward(ctx, g)
+        return 3 * of_x, of_y
+
+
 Sine = of(lambda x: x.sin(), lambda ctx, g: 2 * g * ctx.saved_tensors[0] * ctx.saved_tensors[1], save_all)
 Sine.generate_vmap_rule = True
 Product = of(saving(lambda x, y: x * y), lambda ctx, g: (3 * g * ctx.saved_tensors[1], 5 * g * ctx.saved_tensors[0]))
@@ -165,6 +184,7 @@ COMPILED = {
     "None": program(lambda own, x: (own.apply(x) * x).sum(), of(lambda ctx, x: x * 2, lambda ctx, g: None)),
     "defaults": program(lambda own, x: (Powers.apply(x) * x).sum() + Powers.apply(x, 3).pow(2).sum()),
     "class methods": program(lambda own, x: Classmethods.apply(x).pow(2).sum()),
+    "a base class": program(lambda own, x: Derived.apply(x, W).pow(2).sum()),
     "mixed precision": program(lambda own, x: Mixed.apply(x, W).pow(2).sum()),
     "grad inside": program(lambda own, x: grad(lambda x: Sine.apply(x).sum())(x).pow(2).sum()),
     "vmap inside": program(lambda own, x: vmap(lambda x: Sine.apply(x).exp())(x.expand(2, 3) * 1).pow(2).sum()),
@@ -253,6 +273,26 @@ def test_forward_mode_and_transforms_around():
     torch.testing.assert_close(grad(f)(X), first.detach())
     torch.testing.assert_close(vmap(grad(f))(torch.stack([X, X]))[1], first.detach())
     torch.testing.assert_close(grad(lambda x: grad(f)(x).sin().sum())(X), second.detach())
+
+
+@pytest.mark.parametrize("around", [False, True])
+def test_the_backward_is_outside_of_autocast(around):
+    product = of(saving(lambda x, w: x @ w), lambda ctx, g: (g.float() @ ctx.saved_tensors[1].mT, None))
+    x = torch.linspace(-1, 1, 12).reshape(4, 3).requires_grad_()
+    w = torch.linspace(0, 2, 9).reshape(3, 3)
+
+    def inside(x):
+        with torch.autocast("cpu"):
+            return product.apply(x, w)
+
+    f = (lambda x: product.apply(x, w)) if around else inside
+    found = []
+    for g in (f, mg.compile(f, lowering="eager", fullgraph=True)):
+        with torch.autocast("cpu", enabled=around):
+            y = g(x)
+        assert y.dtype is torch.bfloat16
+        found.append(torch.autograd.grad(y.float().sin().sum(), x)[0])
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize(

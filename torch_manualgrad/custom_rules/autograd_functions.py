@@ -71,7 +71,6 @@ class AppliedFunction(CustomFunction):
         super().__init__(function.apply)
         self.function, self.name, self._signature = function, function.__name__, None
         self.fun = self._value
-        self._backward = function.backward  # Dynamo has its own meaning for a call of a class's backward
         self._has_setup = function.setup_context is not Function.setup_context
         parameters = inspect.signature(function.forward).parameters.values() if self._has_setup else ()
         self._defaults = [p.default for p in parameters if p.default is not p.empty and p.kind is not p.KEYWORD_ONLY]
@@ -110,7 +109,7 @@ class AppliedFunction(CustomFunction):
         for x, g in zip(out, cotangents) if isinstance(out, tuple) else [(out, cotangents)]:
             filled = isinstance(x, Tensor) and g is None and not ctx._unfilled
             given.append(torch.zeros(x.shape, dtype=x.dtype, device=x.device) if filled else g)
-        found = self._backward(ctx, *given)
+        found = self.function.backward(ctx, *given)
         grads = found if isinstance(found, tuple) else (found,)
         count = len(arguments)
         if len(grads) < count or any(g is not None for g in grads[count:]):

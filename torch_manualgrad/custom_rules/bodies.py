@@ -12,6 +12,7 @@ segment, and its arguments are marked "again": it has the derivatives of the enc
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from ..core.calls_in_graphs import CallInGraph, Segment, Sizes
 from ..core.captures import HiddenTensorError
-from ..core.internals import calls_seen, modes_are_active
+from ..core.internals import calls_seen, modes_are_active, set_autocast_off
 from ..programs.functions import Values
 from ..programs.operator import Metadata, Program, call, node_of
 from .function import advice
@@ -186,7 +187,9 @@ class _Vjp(_Closures, VjpCall):
             return tuple(found[:n]), (tuple(found[n:]), given)
 
         def call_bwd(kept: Any, grads_of_out: Any) -> Any:
-            found = bwd(*kept[0], *[grads_of_out[i] for i in smooth], *kept[1][count:], *sizes.of(kept[1]))
+            # autograd calls the backward of an autograd.Function when the program has left autocast
+            with set_autocast_off() if self.own_are_constants else nullcontext():
+                found = bwd(*kept[0], *[grads_of_out[i] for i in smooth], *kept[1][count:], *sizes.of(kept[1]))
             result = [None] * len(tensors)
             for mark, g in zip(grads, found):
                 result[mark.args[2]] = g

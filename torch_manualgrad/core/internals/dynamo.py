@@ -97,7 +97,12 @@ def trace_autograd_functions(
         rule_of: the rule of a Function, or None.
         report: called with a sentence.
     """
-    from torch._dynamo.exc import ObservedException, Unsupported, unimplemented  # importing the compiler is slow
+    from torch._dynamo.exc import (  # importing the compiler is slow
+        ObservedException,
+        TorchDynamoException,
+        Unsupported,
+        unimplemented,
+    )
     from torch._dynamo.source import AttrSource, GlobalSource  # importing the compiler is slow
     from torch._dynamo.variables.base import VariableTracker  # importing the compiler is slow
     from torch._dynamo.variables.misc import AutogradFunctionVariable  # importing the compiler is slow
@@ -116,16 +121,27 @@ def trace_autograd_functions(
             source: Any = AttrSource(GlobalSource(tx.output.install_global_by_id("autograd_function", rule)), "applied")
             try:
                 return VariableTracker.build(tx, rule.applied, source=source).call_function(tx, args, kwargs)
-            except Unsupported:
-                report(what)
-                raise
-            except ObservedException:  # it may not be raised uncompiled, where fewer gradients are needed
-                pass
+            except Exception as error:
+                if isinstance(error, Unsupported):
+                    report(what)
+                if isinstance(error, TorchDynamoException) and not isinstance(error, ObservedException):
+                    raise
+                # Dynamo's fault, or the program's, which may not raise uncompiled, where fewer gradients are needed
         report(what)
         unimplemented(gb_type=what, context=self.fn_cls.__name__, explanation=what, hints=[])
 
+    backward: Any = AutogradFunctionVariable.call_backward
+
+    @functools.wraps(backward)
+    def call_backward(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if not is_ours(_innermost(tx.output.compiler_fn)):
+            return backward(self, tx, args, kwargs)
+        source = self.source and AttrSource(self.source, "backward")
+        return VariableTracker.build(tx, self.fn_cls.backward, source=source).call_function(tx, args, kwargs)
+
     call_apply.of_torch_manualgrad = True  # type: ignore[attr-defined]
     AutogradFunctionVariable.call_apply = call_apply  # type: ignore[method-assign]
+    AutogradFunctionVariable.call_backward = call_backward  # type: ignore[method-assign]
 
 
 def trace_gradients(is_ours: Callable[[Any], bool]) -> None:
