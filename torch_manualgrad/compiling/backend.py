@@ -24,8 +24,7 @@ from ..core.internals import (
 )
 from ..custom_rules.autograd_functions import rule_of
 from . import watching
-from .function import Options, active_rules, lowerings
-from .program import Unsupported
+from .function import Options, Unsupported, active_rules, lowerings
 from .programs import Programs
 from .transforms import recorded, under_transforms
 

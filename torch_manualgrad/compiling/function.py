@@ -38,7 +38,7 @@ from . import calls, graphs, watching
 from .lowering import by_inductor, by_operators
 from .zeros import specialized
 
-__all__ = ["Function", "Options", "active_rules", "call", "lowerings"]
+__all__ = ["Function", "Options", "Unsupported", "active_rules", "call", "lowerings"]
 
 _library = torch.library.Library("manualgrad_compiled", "FRAGMENT")
 _library.define("call(int function, Tensor[] tensors) -> Tensor[]")
@@ -51,6 +51,10 @@ def active_rules() -> Any:
     if compile_cache.rules_here()[0]:
         return nullcontext()
     return override(scope="process" if calls_library is None else "thread")
+
+
+class Unsupported(RuntimeError):
+    """A program that cannot be compiled. It runs uncompiled."""
 
 
 class Options(NamedTuple):

@@ -32,10 +32,11 @@ from ..core.internals import (
 from ..core.schema import is_differentiable
 from ..core.versions import reached
 from . import graphs, regions
-from .function import Function, Options, active_rules
+from .function import Function, Options, Unsupported, active_rules
 from .mixed_precision import in_float32
+from .untraced import followed, is_untraced
 
-__all__ = ["Program", "Unsupported"]
+__all__ = ["Program"]
 
 aten = torch.ops.aten
 
@@ -43,10 +44,6 @@ aten = torch.ops.aten
 Places = Sequence[tuple[int, Any]]
 _Close = Callable[[Any], Any]
 _Draw = Callable[[_Close], Tensor]
-
-
-class Unsupported(RuntimeError):
-    """A program that cannot be compiled. It runs uncompiled."""
 
 
 # Random operators whose results depend on the shape of the first argument only, and not on its values.
@@ -297,7 +294,8 @@ class _Interpreted(Interpreter):
             return self.env[n.args[0]]
         untracked = self.tracked and not torch.is_grad_enabled()
         before = _versions(self.fetch_args_kwargs_from_env(n)) if untracked else []
-        result = super().run_node(n)
+        with followed(n) if is_untraced(n) else nullcontext():
+            result = super().run_node(n)
         if self.marks_detach and (n.target in _DETACH or _is_data(n)):
             return _marked(graphs.stop, result)
         if n.target is torch.autograd.grad:

@@ -30,8 +30,8 @@ from ..core.internals import (
     with_tensors,
 )
 from . import watching
-from .function import Options, active_rules
-from .program import Program, Unsupported
+from .function import Options, Unsupported, active_rules
+from .program import Program
 
 __all__ = ["recorded", "under_transforms"]
 

@@ -139,9 +139,18 @@ def trace_autograd_functions(
         source = self.source and AttrSource(self.source, "backward")
         return VariableTracker.build(tx, self.fn_cls.backward, source=source).call_function(tx, args, kwargs)
 
+    method: Any = AutogradFunctionVariable.call_method
+
+    @functools.wraps(method)
+    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name == "apply" and is_ours(_innermost(tx.output.compiler_fn)):  # also of a class that is allowed in graphs
+            return self.call_apply(tx, args, kwargs)
+        return method(self, tx, name, args, kwargs)
+
     call_apply.of_torch_manualgrad = True  # type: ignore[attr-defined]
     AutogradFunctionVariable.call_apply = call_apply  # type: ignore[method-assign]
     AutogradFunctionVariable.call_backward = call_backward  # type: ignore[method-assign]
+    AutogradFunctionVariable.call_method = call_method  # type: ignore[method-assign]
 
 
 def trace_gradients(is_ours: Callable[[Any], bool]) -> None:
