@@ -140,6 +140,21 @@ def without_grad(x):
     return Sine.apply(x)
 
 
+Step = of(lambda x: x.detach().round(), lambda ctx, g: g * ctx.saved_tensors[0], save_all)
+Rounded = of(saving(lambda x: x.detach().round()), lambda ctx, g: g * ctx.saved_tensors[0])
+
+
+def of_result(x):
+    y = Rounded.apply(x)
+    return y.sum() * (2 if y.requires_grad else 3)
+
+
+def gradient_inside(x):
+    z = x * 1
+    (g,) = torch.autograd.grad(Rounded.apply(z).sum(), z, create_graph=True)
+    return g.pow(2).sum()
+
+
 def program(body, own=None):
     """A function that calls ``body(own, x)``."""
     return lambda x: body(own, x)
@@ -186,18 +201,24 @@ COMPILED = {
     "class methods": program(lambda own, x: Classmethods.apply(x).pow(2).sum()),
     "a base class": program(lambda own, x: Derived.apply(x, W).pow(2).sum()),
     "mixed precision": program(lambda own, x: Mixed.apply(x, W).pow(2).sum()),
+    "whether the result requires grad": of_result,
+    "autograd.grad inside": gradient_inside,
+    "grad of a step inside": program(lambda own, x: grad(lambda x: own.apply(x).sum())(x).pow(2).sum(), Step),
     "grad inside": program(lambda own, x: grad(lambda x: Sine.apply(x).sum())(x).pow(2).sum()),
     "vmap inside": program(lambda own, x: vmap(lambda x: Sine.apply(x).exp())(x.expand(2, 3) * 1).pow(2).sum()),
     "without grad": program(lambda own, x: (without_grad(x) * x).sum()),
 }
 
+Number = of(lambda ctx, x: x * x[0].item(), lambda ctx, g: 3 * g)
 UNCOMPILED = {
     "a write": program(
         lambda own, x: own.apply(x.clone()).pow(2).sum(),
         of(lambda ctx, x: (ctx.mark_dirty(x), x.mul_(2))[1], lambda ctx, g: 3 * g),
     ),
-    "a number": program(
-        lambda own, x: own.apply(x).pow(2).sum(), of(lambda ctx, x: x * x[0].item(), lambda ctx, g: 3 * g)
+    "a number": program(lambda own, x: own.apply(x).pow(2).sum(), Number),
+    "out=": program(
+        lambda own, x: own.apply(x).pow(2).sum(),
+        of(lambda ctx, x: torch.exp(x, out=torch.empty_like(x)), lambda ctx, g: 3 * g),
     ),
     "an error": program(
         lambda own, x: own.apply(x, X).pow(2).sum(),
@@ -263,6 +284,18 @@ def test_what_is_not_compiled_is_said_and_right(name):
     with pytest.warns(RuntimeWarning, match="runs uncompiled"):
         found = derivatives(mg.compile(f, lowering="eager"))
     same(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore:torch_manualgrad")
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_graph_may_end_inside_of_a_forward(nested):
+    class Net(torch.nn.Module):
+        def forward(self, x):
+            return Number.apply(x).pow(2).sum()
+
+    expected = derivatives(Net())
+    with torch._dynamo.config.patch(nested_graph_breaks=nested):
+        same(derivatives(mg.compile(Net(), lowering="eager")), expected)
 
 
 @pytest.mark.filterwarnings("error:torch_manualgrad")

@@ -434,6 +434,26 @@ def test_a_rule_that_is_not_linear_has_no_transpose_in_a_graph(compiled, kind, d
             compiled(_by_transposition(kind, along))(X)
 
 
+def _of_result(x):
+    y = rounded(x)
+    return y.sum() * (2 if y.requires_grad else 3)
+
+
+def _gradient_inside(x):
+    z = x * 1
+    (g,) = torch.autograd.grad(rounded(z).exp().sum(), z, create_graph=True)
+    return g.pow(2).sum() * x.sum()
+
+
+@pytest.mark.skipif(not reached("2.13"), reason="Dynamo of this torch ends the graph at these")
+@pytest.mark.parametrize("function", [_of_result, _gradient_inside])
+def test_a_result_requires_grad_whatever_computes_it(function):
+    x = X.clone().requires_grad_()
+    compiled = mg.compile(function, fullgraph=True, lowering="eager")
+    found, expected = (torch.autograd.grad(f(x), x, create_graph=True)[0] for f in (compiled, function))
+    torch.testing.assert_close(found, expected)
+
+
 # -- sizes, transforms of compiled functions, what is counted -----------------------------------------------------------
 
 

@@ -21,13 +21,29 @@ from .internals import (
     transforms_ended,
     with_level_moved,
 )
+from .schema import is_differentiable
 
 __all__ = ["CallInGraph", "Interpreter", "Segment", "Sizes", "bodies", "literal", "mark", "marked", "marks"]
 
 _library = torch.library.Library("manualgrad_graphs", "DEF")
-_library.define("mark(Tensor x, str role, int place, str function) -> Tensor")
+_library.define("mark(Tensor x, str role, int place, str function, Tensor[] of) -> Tensor")
+
+
+def _mark(x: Tensor, role: str, place: int, function: str, of: Sequence[Tensor]) -> Tensor:
+    """What Dynamo sees of a mark, which is not called later: a function of the tensors ``of``.
+
+    Dynamo decides by it whether a result requires grad, and takes a derivative of any order for zero if it is zero here. That
+    of a quotient is not. A product with a constant would not do: its jvp of a jvp raises in Dynamo.
+    """
+    read = [y.real.sum() for y in of if is_differentiable(y)]
+    if not read or not is_differentiable(x):
+        return x.view_as(x)
+    divisor: Any = sum(read)
+    return x / divisor.exp().to(device=x.device, dtype=x.dtype)
+
+
 for _key in ("CompositeImplicitAutograd", "FuncTorchBatched"):  # the second is missing in the first
-    _library.impl("mark", lambda x, role, place, function: x.view_as(x), _key)
+    _library.impl("mark", _mark, _key)
 mark: Any = torch.ops.manualgrad_graphs.mark.default
 
 
@@ -35,19 +51,20 @@ mark: Any = torch.ops.manualgrad_graphs.mark.default
 bodies: dict[Any, Callable[..., Any]] = {}
 
 
-def marked(tree: Any, role: str, number: str) -> Any:
+def marked(tree: Any, role: str, number: str, of: Sequence[Tensor] = ()) -> Any:
     """A pytree with a mark on each tensor, numbered.
 
     Args:
         tree: the pytree.
         role: a word, and further data for readers of the graph.
         number: of the called function, as a string: Dynamo may leave an integer open.
+        of: the tensors whose function they are, even if their computation does not show it.
     """
     leaves, spec = pytree.tree_flatten(tree)
     made, count = [], 0
     for x in leaves:
         if isinstance(x, Tensor):
-            x, count = mark(x, role, count, number), count + 1
+            x, count = mark(x, role, count, number, of), count + 1
         made.append(x)
     return pytree.tree_unflatten(made, spec)
 
@@ -118,7 +135,7 @@ class CallInGraph:
     ) -> None:
         self.body, self.interpreter, self.enclosing = body, interpreter, tuple(enclosing)
         self.arguments = self.marks("again") or self.marks("argument")
-        _, role, _, self.number = self.arguments[0].args
+        _, role, _, self.number, _ = self.arguments[0].args
         self.key = role.partition(" ")[2]
         self._holders = body.graph.find_nodes(op="placeholder")
         others = [n for n in self._holders if any(user not in self.arguments for user in n.users)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from itertools import zip_longest
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -22,6 +23,9 @@ __all__ = ["AppliedFunction", "rule_of"]
 
 _NAME = "_manualgrad_rule"
 _once = once_differentiable(Function.backward).__code__  # of each function that the decorator returns
+
+
+_GRAPH = "torch_manualgrad: an autograd.Function runs outside of compiled graphs"
 
 
 @breaks_graphs("torch_manualgrad: an autograd.Function marks an argument as dirty, or returns too few gradients")
@@ -98,6 +102,12 @@ class AppliedFunction(CustomFunction):
             return tuple([x.detach() if fixed else x for x, fixed in zip(out, is_constant)])
         return out.detach() if is_constant[0] else out
 
+    @breaks_graphs(_GRAPH)
+    def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same as `_value`, where Dynamo does not trace the call."""
+        out = self.function.apply(*args, **kwargs)
+        return out, (False,) * (len(out) if isinstance(out, tuple) else 1)
+
     def traced_rule(self, arguments: Sequence[Any], nondiff: Sequence[Any], moved: Sequence[Any], result: Any) -> Any:
         found, ctx = self._forward(arguments)
         kept = pytree.tree_map(lambda x: x.detach() if _is_among(x, ctx._constants) else x, dict(ctx.__dict__))
@@ -112,9 +122,9 @@ class AppliedFunction(CustomFunction):
         found = self.function.backward(ctx, *given)
         grads = found if isinstance(found, tuple) else (found,)
         count = len(arguments)
-        if len(grads) < count or any(g is not None for g in grads[count:]):
+        if any(g is not None for g in grads[count:]) or any(isinstance(x, Tensor) for x in arguments[len(grads) :]):
             _end_graph()
-        fitted = [_fitted(g, x) if isinstance(x, Tensor) else None for g, x in zip(grads, arguments)]
+        fitted = [_fitted(g, x) if isinstance(x, Tensor) else None for g, x in zip_longest(grads[:count], arguments)]
         return out, None, cotangents, marked_parts(fitted, arguments, self.name, "grad", self.number)
 
 

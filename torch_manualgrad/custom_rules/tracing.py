@@ -53,7 +53,7 @@ def moving(tree: Any, role: str, number: str) -> Any:
     made, count = [], 0
     for x in leaves:
         if isinstance(x, Tensor):
-            made.append(mark(x, role, count, number) if x.is_floating_point() or x.is_complex() else None)
+            made.append(mark(x, role, count, number, ()) if x.is_floating_point() or x.is_complex() else None)
             count += 1
         else:
             made.append(0.0 if isinstance(x, (float, complex)) and role == "tangent" else None)
@@ -72,7 +72,7 @@ def marked_parts(values: Sequence[Any], like: Sequence[Any], what: str, role: st
         for found, x in zip(of_structure(value, spec, what), leaves):
             if isinstance(x, Tensor):
                 if isinstance(found, Tensor):
-                    made.append(mark(found, role, count, number))
+                    made.append(mark(found, role, count, number, ()))
                 elif found is not None and found != 0:
                     raise ArgumentError(
                         f"{what}: expected None or a tensor of shape {list(x.shape)}, got {described(found)}"
@@ -116,12 +116,13 @@ def _body(
 ) -> Any:
     """The function that Dynamo traces for a node."""
     number, fixed = function.number, function.nondiff_argnums
-    inputs = [mark(x, role, i, number) for i, x in enumerate(given)]
-    filled = [inputs.pop(0) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    inputs = [mark(x, role, i, number, ()) for i, x in enumerate(given)]
+    following = list(inputs)
+    filled = [following.pop(0) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     moved = pytree.tree_unflatten(filled, spec)
     positions = list(moved)
     arguments = [v if i in fixed else positions.pop(0) for i, v in enumerate(values)]
-    result = marked(function.fun(*arguments), "result", number)
+    result = marked(function.fun(*arguments), "result", number, inputs)
     if again:
         return result, None
     return result, rest(arguments, [values[i] for i in fixed], moved, result)

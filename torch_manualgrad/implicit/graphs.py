@@ -140,7 +140,7 @@ def _body(eager: Any, x: Any, parameters: Any, node: Node, key: str, *given: Ten
     """The function that Dynamo traces for a node."""
     number = node.number
     leaves, spec = pytree.tree_flatten((x, parameters))
-    inputs = [mark(value, f"argument {key}", i, number) for i, value in enumerate(given)]
+    inputs = [mark(value, f"argument {key}", i, number, ()) for i, value in enumerate(given)]
     filled = [inputs.pop(0) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     start, rest = pytree.tree_unflatten(filled, spec)
     results = [marked(f(start, *rest), f"result{i}", number) for i, f in enumerate(node.functions)]
@@ -149,12 +149,8 @@ def _body(eager: Any, x: Any, parameters: Any, node: Node, key: str, *given: Ten
     if node.is_linear:
         still = pytree.tree_map(lambda x: x.detach(), start)
         factors = (rest, [f(still, *rest) for f in node.functions])
-    # Dynamo takes a derivative, of any order, for zero if it is zero in this trace; that of a quotient is not. A product
-    # with a constant would not do: its jvp of a jvp raises there
     read = [x for x in pytree.tree_leaves(factors) if isinstance(x, Tensor)]
-    divisor: Any = sum([x.real.sum() for x in read if x.is_floating_point() or x.is_complex()])
-    solution = pytree.tree_map(lambda x: x / divisor.exp().to(x.dtype), solution)
-    return marked(solution, "solution", number), results
+    return marked(solution, "solution", number, read), results
 
 
 def _called(segment: Segment, sizes: Sizes, kind: str, spec: Any, *arguments: Any) -> Any:

@@ -100,6 +100,7 @@ def trace_autograd_functions(
     from torch._dynamo.exc import (  # importing the compiler is slow
         ObservedException,
         TorchDynamoException,
+        TorchRuntimeError,
         Unsupported,
         unimplemented,
     )
@@ -124,9 +125,11 @@ def trace_autograd_functions(
             except Exception as error:
                 if isinstance(error, Unsupported):
                     report(what)
-                if isinstance(error, TorchDynamoException) and not isinstance(error, ObservedException):
+                if isinstance(error, TorchDynamoException) and not isinstance(
+                    error, (ObservedException, TorchRuntimeError)
+                ):
                     raise
-                # Dynamo's fault, or the program's, which may not raise uncompiled, where fewer gradients are needed
+                # uncompiled it may not raise: fewer gradients are needed, and the forward is not tracked
         report(what)
         unimplemented(gb_type=what, context=self.fn_cls.__name__, explanation=what, hints=[])
 
@@ -143,9 +146,10 @@ def trace_autograd_functions(
 
     @functools.wraps(method)
     def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        if name == "apply" and is_ours(_innermost(tx.output.compiler_fn)):  # also of a class that is allowed in graphs
-            return self.call_apply(tx, args, kwargs)
-        return method(self, tx, name, args, kwargs)
+        traces = name == "apply" and is_ours(
+            _innermost(tx.output.compiler_fn)
+        )  # also a class that is allowed in graphs
+        return self.call_apply(tx, args, kwargs) if traces else method(self, tx, name, args, kwargs)
 
     call_apply.of_torch_manualgrad = True  # type: ignore[attr-defined]
     AutogradFunctionVariable.call_apply = call_apply  # type: ignore[method-assign]
