@@ -149,11 +149,12 @@ def test_a_dual_level_is_there_or_made():
     assert torch.equal(tangent(), inside) and torch.equal(inside, torch.ones(2).cos())
 
 
-def test_break_at_autograd_functions():
+def test_trace_autograd_functions():
     class Double(torch.autograd.Function):
         forward = staticmethod(lambda x: 2 * x)
         setup_context = staticmethod(lambda ctx, inputs, output: None)
         backward = staticmethod(lambda ctx, g: 2 * g)
+        jvp = staticmethod(lambda ctx, t: 2 * t)
 
     from torch_manualgrad.compiling import backend  # it installs the hook for itself
 

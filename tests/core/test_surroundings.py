@@ -3,6 +3,8 @@
 On the core, with one operator or two; tests/parity tries every rule.
 """
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from helpers.calls import needs_library
@@ -12,6 +14,7 @@ from torch._dynamo import compiled_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 import torch_manualgrad as mg
@@ -110,6 +113,57 @@ def test_the_conjugate_inside_an_opaque_body_counts_under_a_dispatch_mode():
             same(gradient(loss, A), eager)
     with Passing(), torch.no_grad():
         same(adjoint(A), A.mH.sin() + A.conj().imag.mT)
+
+
+def seen_by(make):
+    """A subclass, and the operators that its ``__torch_dispatch__`` has been called with."""
+    seen = []
+
+    class Seeing(torch.Tensor):
+        @staticmethod
+        def __new__(cls, elem):
+            x = make(cls, elem)
+            x.elem = elem
+            return x
+
+        __torch_function__ = torch._C._disabled_torch_function_impl
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            if not func.__name__.startswith("sym_"):  # its sizes, which anyone may ask for
+                seen.append(func)
+            args, kwargs = tree_map_only(cls, lambda x: x.elem, (args, kwargs or {}))
+            return tree_map_only(torch.Tensor, cls, func(*args, **kwargs))
+
+    return Seeing, seen
+
+
+MAKERS = {
+    "with data": lambda cls, elem: torch.Tensor._make_subclass(cls, elem),
+    "wrapper": lambda cls, elem: torch.Tensor._make_wrapper_subclass(cls, elem.shape, dtype=elem.dtype),
+    "wrapper with strides": lambda cls, elem: torch.Tensor._make_wrapper_subclass(
+        cls, elem.shape, strides=elem.stride(), dtype=elem.dtype, dispatch_sizes_strides_policy="strides"
+    ),
+    "wrapper with sizes": lambda cls, elem: torch.Tensor._make_wrapper_subclass(
+        cls, elem.shape, dtype=elem.dtype, dispatch_sizes_strides_policy="sizes"
+    ),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@pytest.mark.parametrize("call", (torch.abs, torch.clone, lambda x: x + x, torch.mm), ids=("abs", "clone", "add", "mm"))
+@pytest.mark.parametrize("passing", (nullcontext, Passing), ids=("", "mode"))
+def test_a_subclass_sees_the_operators_that_it_sees_on_stock(make, call, passing):
+    """No view that a rule makes to look for a tangent."""
+    cls, seen = seen_by(make)
+    arguments = [cls(random(3, 3)) for _ in range(2 if call is torch.mm else 1)]
+    with passing():
+        call(*arguments)
+        stock = list(seen)
+        seen.clear()
+        with mg.override("*"):
+            call(*arguments)
+    assert seen == stock
 
 
 LOSSES = {

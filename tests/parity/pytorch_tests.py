@@ -2,7 +2,8 @@
 
 PyTorch's wheel does not contain its tests. Two projects keep copies of them that they change for their devices:
 intel/torch-xpu-ops and Ascend/pytorch. This script reads these copies from a checkout (``--source intel=FOLDER``,
-``--source ascend=FOLDER``), changes the device to the CPU, writes them to ``FOLDER`` and runs them. What passes on stock
+``--source ascend=FOLDER``), changes the device to the CPU, writes them to ``FOLDER`` and runs them. Files of which neither
+has a whole copy come from PyTorch itself (``--source pytorch=FOLDER``). What passes on stock
 has to pass with the rules installed, except for what pinned.md lists. Further options go to pytest: ``-k``, ``-x``.
 """
 
@@ -29,6 +30,7 @@ class Suite:
     Attributes:
         project: whose copy it is.
         imports: files that it imports, next to it.
+        pytorch: files that it imports and that only PyTorch itself has, in its folder test.
         commit: a commit at which the project had the whole file. Later ones import PyTorch's.
     """
 
@@ -36,9 +38,30 @@ class Suite:
     project: str
     path: str
     imports: tuple[str, ...] = ()
+    pytorch: tuple[str, ...] = ()
     commit: str = "HEAD"
 
 
+FUNCTORCH = ("functorch/common_utils.py", "functorch/functorch_additional_op_db.py")
+FX = (
+    "fx/named_tup.py",
+    *(
+        f"fx/test_{name}.py"
+        for name in (
+            "common_passes",
+            "cse_pass",
+            "dce_pass",
+            "future",
+            "fx_const_fold",
+            "fx_param_shape_control_flow",
+            "gradual_type",
+            "matcher_utils",
+            "pass_infra",
+            "source_matcher_utils",
+            "subgraph_rewriter",
+        )
+    ),
+)
 SUITES = (
     Suite(
         "test_autograd", "ascend", "test/test_autograd.py", ("autograd/test_complex.py", "autograd/test_functional.py")
@@ -60,6 +83,53 @@ SUITES = (
     Suite("test_custom_ops", "intel", "test/xpu/test_custom_ops_xpu.py", commit="dd65936af"),
     Suite("test_nestedtensor", "intel", "test/xpu/test_nestedtensor_xpu.py", commit="a3ac8ad4b"),
     Suite("test_expanded_weights", "intel", "test/xpu/test_expanded_weights_xpu.py", commit="ca443a364"),
+    *(
+        Suite(name, "ascend", f"test/{name}.py")
+        for name in (
+            "test_autocast",
+            "test_binary_ufuncs",
+            "test_dataloader",
+            "test_fake_tensor",
+            "test_functionalization",
+            "test_indexing",
+            "test_native_mha",
+            "test_ops",
+            "test_reductions",
+            "test_shape_ops",
+            "test_sort_and_select",
+            "test_torch",
+            "test_type_promotion",
+            "test_unary_ufuncs",
+            "test_utils",
+            "test_view_ops",
+        )
+    ),
+    Suite("test_optim", "ascend", "test/optim/test_optim.py"),
+    Suite("test_lazy_modules", "ascend", "test/nn/test_lazy_modules.py"),
+    Suite("test_module_hooks", "ascend", "test/nn/test_module_hooks.py"),
+    *(
+        Suite(name, "pytorch", f"test/{name}.py")
+        for name in (
+            "test_complex",
+            "test_decomp",
+            "test_foreach",
+            "test_linalg",
+            "test_maskedtensor",
+            "test_multiprocessing",
+            "test_namedtensor",
+            "test_overrides",
+            "test_proxy_tensor",
+            "test_python_dispatch",
+            "test_scatter_gather_ops",
+            "test_segment_reductions",
+            "test_spectral_ops",
+            "test_stateless",
+            "test_subclass",
+        )
+    ),
+    Suite("test_fx", "pytorch", "test/test_fx.py", FX),
+    Suite("test_vmap", "intel", "test/xpu/functorch/test_vmap_xpu.py", pytorch=FUNCTORCH),
+    Suite("test_functorch_ops", "intel", "test/xpu/functorch/test_ops_xpu.py", pytorch=FUNCTORCH),
 )
 
 # What the projects have changed, and what takes its place. A test that only their device runs becomes one that only
@@ -68,7 +138,8 @@ CHANGES = {
     "ascend": (
         (r"^import torch_npu[.\w]*\n", ""),
         (r"^from torch_npu\.testing\.common_utils import SupportedDevices\n|^from url import get_url\n", ""),
-        (r"^ *@SupportedDevices\(.*\n", ""),
+        (r"^from torch_npu\.testing\.common_distributed import skipIfUnsupportMultiNPU\n", ""),
+        (r"^ *@(SupportedDevices|skipIfUnsupportMultiNPU)\(.*\n", ""),
         (r"\bskipIfMps\b", "skipIfMPS"),
         (r"torch_npu\.npu\.get_device_name\(0\)", '"cpu"'),
         (r"only_for=(\(?)(['\"])privateuse1\2", r"only_for=\1'cpu'"),
@@ -84,28 +155,47 @@ CHANGES = {
         (r"only_for=device_types", 'only_for="cpu"'),
         (r"\.\./\.\./\.\./\.\./test/minioptest_failures_dict\.json", "minioptest_failures_dict.json"),
     ),
+    "pytorch": (
+        (r"^from (torch\.testing\._internal\.common_methods_invocations import) op_db, skip, xfail, skipOps", r"from \1 op_db\nfrom torch_helpers import skip, skipOps, xfail"),
+        (r"^from (torch\.testing\._internal\.common_methods_invocations import) \(\n    op_db,\n    skip,\n    skipOps,\n    xfail,\n\)", r"from \1 op_db\nfrom torch_helpers import skip, skipOps, xfail"),
+        (r"\bbf32_on_and_off\b", "reduced_f32_on_and_off"),
+        (r"^from torch\._custom_op\.functional import register_functional_op\n", ""),
+        (r"\bexport_for_training\b", "export"),
+    ),
 }  # fmt: skip
 
 
-# What test_eager_transforms imports from a file that neither project has.
+# What test_eager_transforms imports from a file that neither project has; and the lists of expected failures of the version
+# of PyTorch that a file is from, which the installed one does not have: what fails on stock is not compared.
 HELPERS = """
 import unittest
 
 def expectedFailureIf(condition):
     return unittest.expectedFailure if condition else lambda test: test
+
+def skip(*operator, **where):
+    return None
+
+xfail = skip
+
+def skipOps(*failures):
+    return lambda test: test
 """
 
 
-def write(suite: Suite, source: Path, folder: Path) -> None:
-    """Write the files of a suite, changed for the CPU; ``source`` is a checkout, bare or not."""
+def write(suite: Suite, sources: dict[str, Path], folder: Path) -> None:
+    """Write the files of a suite, changed for the CPU; ``sources`` are checkouts of the projects, bare or not."""
     path = Path(suite.path)
     (folder / "torch_helpers.py").write_text(HELPERS)
     # test_custom_ops reads which tests of operators fail in PyTorch, from a file that neither project has
     FailuresDict(str(folder / "minioptest_failures_dict.json"), {}).save()
-    for name, to in ((path.name, f"{suite.name}.py"), *((name, name) for name in suite.imports)):
-        shown = ["git", "-C", str(source), "show", f"{suite.commit}:{path.parent / name}"]
-        text = subprocess.run(shown, check=True, capture_output=True, text=True).stdout
-        for pattern, replacement in CHANGES[suite.project]:
+    files = [(suite.project, f"{suite.commit}:{path}", f"{suite.name}.py")]
+    files += [(suite.project, f"{suite.commit}:{path.parent / name}", name) for name in suite.imports]
+    files += [("pytorch", f"HEAD:test/{name}", Path(name).name) for name in suite.pytorch]
+    for project, shown, to in files:
+        command = ["git", "-C", str(sources[project]), "show", shown]
+        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        for pattern, replacement in CHANGES[project]:
             text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
         (folder / to).parent.mkdir(exist_ok=True)
         (folder / to).write_text(text)
@@ -150,10 +240,11 @@ def main() -> int:
     for suite in SUITES:
         if given.only and suite.name not in given.only:
             continue
-        if suite.project not in sources:
-            print(f"{suite.name}: no checkout of {suite.project} is given")
+        needed = [suite.project, *["pytorch"] * bool(suite.pytorch)]
+        if missing := [project for project in needed if project not in sources]:
+            print(f"{suite.name}: no checkout of {' and '.join(missing)} is given")
             continue
-        write(suite, sources[suite.project], folder)
+        write(suite, sources, folder)
         stock: dict[str, str] = {}
         for mode in given.mode or MODES:
             outcomes, seconds = run(suite, folder, mode, given.every, given.offset, *options)

@@ -129,6 +129,17 @@ def test_powers_of_a_wide_range(backward):
     close_or_nan(backward(x, -1.0), torch.tensor([9 / 16, 0, -1 / 16]), 1e-5)
 
 
+@pytest.mark.parametrize("p", [-0.5, -1.0, -2.0])
+def test_second_derivatives_of_a_wide_range_for_negative_orders(p, backward):
+    """w_i is (m / |x_i|)^(1 - p), here 1e-34; a derivative of the inverse quotient would underflow."""
+    x = torch.tensor([1e-4 * 10 ** (34 / (1 - p)), 1e-4, 3e-4], dtype=torch.float32)
+    for v in torch.eye(3):
+        second = jvp(lambda x: backward(x, p), (x,), (v,))[1]
+        expected = jvp(lambda x: backward(x, p), (x.double(),), (v.double(),))[1].float()
+        torch.testing.assert_close(second[0], expected[0], rtol=1e-4, atol=1e-44)
+        close_or_nan(second[1:], expected[1:], 1e-4)
+
+
 # -- conventions -----------------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.planted import function, only
+from helpers.planted import only
 from helpers.tensors import random
 from torch import Tensor, nn
 
@@ -70,9 +70,14 @@ def test_graphs_compiled_by_inductor() -> None:
 
 
 def test_a_function_that_is_not_compiled_is_reported_and_can_be_a_gap() -> None:
-    fn = function(lambda x: x.sin(), lambda g, x: g * x.cos())
-    report = compiled(fn, random(3))
-    assert "Planted.apply has derivatives of its own" in str(report)
+    class Own(torch.autograd.Function):
+        forward = staticmethod(lambda x: 2 * x)
+        setup_context = staticmethod(lambda ctx, inputs, output: None)
+        backward = staticmethod(lambda ctx, g: 2 * g)
+        jvp = staticmethod(lambda ctx, t: 2 * t)
+
+    report = compiled(Own.apply, random(3))
+    assert "Own.apply has derivatives of its own" in str(report)
     assert {r.outcome for r in report.failures} == {"raises"}
 
     def broken(x: Tensor) -> Tensor:

@@ -19,7 +19,6 @@ from torch._functorch.pyfunctorch import (
     temporarily_pop_interpreter_stack,
 )
 from torch._functorch.utils import enable_single_level_autograd_function
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import _SingleLevelFunction
 from torch.utils import _pytree as pytree
 
@@ -433,9 +432,8 @@ def has_tangent(x: Tensor) -> bool:
     global _tangents_in_graphs
     if x.is_nested or x.layout is not torch.strided:  # such a tensor cannot carry a tangent, and unpacking one raises
         return False
-    # a tracer would record the view that this makes, and a fake mode refuse that of a graph's constant
-    below = type(x) in PLAIN and modes_are_active() and not is_functorch_wrapped(x)
-    if type(x) is FakeTensor or below:
+    # a subclass would see the view that this makes, a tracer record it, and a fake mode refuse that of a graph's constant
+    if type(x) not in PLAIN or modes_are_active() and not is_functorch_wrapped(x):
         with torch._C._DisableTorchDispatch():
             found = torch._VF._unpack_dual(x, level=0)[1] is not None
     else:

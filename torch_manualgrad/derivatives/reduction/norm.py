@@ -107,10 +107,11 @@ def norm_direction(x: Tensor, p: float, dims: Sequence[int]) -> Tensor:
         return w * torch.where(vanishing, 1, total).pow(1 / p - 1)
 
     # The powers are singular at 0: they are taken at 1 there and masked after. For 0 < p < 2, |x_i| / m may underflow
-    # where its power does not; the quotient of the square roots cannot.
+    # where its power does not; the quotient of the square roots cannot. For p < 0 every power is negative: it is taken
+    # as that of the inverse quotient, whose derivatives do not underflow before those of w do.
     zero = ((x == 0) & ~m.isnan()) | vanishing | absent
     x = torch.where(zero, 1, x)
-    half, ratio = (2, x.abs().sqrt() / m.sqrt()) if 0 < p < 2 else (1, x.abs() / m)
+    half, ratio = (2, x.abs().sqrt() / m.sqrt()) if 0 < p < 2 else (1, x.abs() / m) if p > 0 else (-1, m / x.abs())
     total = torch.where(zero, 0, ratio.pow(half * p)).sum(dims, keepdim=True)
     scale = torch.where(vanishing, 1, total).pow(1 / p - 1)
     return torch.where(zero, 0, _sgn(x) * ratio.pow(half * (p - 1)) * scale)
