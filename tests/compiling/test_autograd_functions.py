@@ -132,6 +132,11 @@ Powers = of(
     lambda ctx, g: (g * ctx.k * ctx.m, None, None),
     lambda ctx, inputs, output: vars(ctx).update(k=inputs[1], m=inputs[2]),
 )
+Several = of(
+    lambda x, k=2, *others: x**k + sum(others),
+    lambda ctx, g: (g * ctx.k, None, *[5 * g] * ctx.others),
+    lambda ctx, inputs, output: vars(ctx).update(k=inputs[1], others=len(inputs) - 2),
+)
 Attributes = of(attributes, of_attributes)
 
 
@@ -198,6 +203,9 @@ COMPILED = {
     ),
     "None": program(lambda own, x: (own.apply(x) * x).sum(), of(lambda ctx, x: x * 2, lambda ctx, g: None)),
     "defaults": program(lambda own, x: (Powers.apply(x) * x).sum() + Powers.apply(x, 3).pow(2).sum()),
+    "more arguments": program(
+        lambda own, x: (Several.apply(x) * Several.apply(x, 3, x.sin(), x)).pow(2).sum(),
+    ),
     "class methods": program(lambda own, x: Classmethods.apply(x).pow(2).sum()),
     "a base class": program(lambda own, x: Derived.apply(x, W).pow(2).sum()),
     "mixed precision": program(lambda own, x: Mixed.apply(x, W).pow(2).sum()),

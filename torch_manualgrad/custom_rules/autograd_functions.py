@@ -23,8 +23,6 @@ __all__ = ["AppliedFunction", "rule_of"]
 
 _NAME = "_manualgrad_rule"
 _once = once_differentiable(Function.backward).__code__  # of each function that the decorator returns
-
-
 _GRAPH = "torch_manualgrad: an autograd.Function runs outside of compiled graphs"
 
 
@@ -77,8 +75,9 @@ class AppliedFunction(CustomFunction):
         self.fun = self._value
         self._has_setup = function.setup_context is not Function.setup_context
         parameters = inspect.signature(function.forward).parameters.values() if self._has_setup else ()
-        self._defaults = [p.default for p in parameters if p.default is not p.empty and p.kind is not p.KEYWORD_ONLY]
-        self._required = len(parameters) - len(self._defaults)
+        defaults = [p.default for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        self._defaults = [value for value in defaults if value is not inspect.Parameter.empty]
+        self._required = len(defaults) - len(self._defaults)
 
     def _forward(self, args: Sequence[Any]) -> tuple[Any, Context]:
         ctx = Context(args)
@@ -96,7 +95,7 @@ class AppliedFunction(CustomFunction):
 
     def applied(self, *args: Any) -> Any:
         """The same as ``apply``; for Dynamo."""
-        missing = self._defaults[max(len(args) - self._required, 0) :]  # setup_context receives the defaults, too
+        missing = self._defaults[max(len(args) - self._required, 0) :]  # setup_context receives them, too
         out, is_constant = self(*args, *missing)
         if isinstance(out, tuple):
             return tuple([x.detach() if fixed else x for x, fixed in zip(out, is_constant)])
