@@ -33,7 +33,7 @@ if not torch_reached("2.12"):
 
 
 @TURNS
-@pytest.mark.parametrize("rule", every(2, RULES), ids=label)
+@pytest.mark.parametrize("rule", RULES, ids=label)
 def test_all_modes_on_the_rules_own_samples(rule, turn):
     found = samples(rule, dtype_of(rule, turn))
     checks = [c for c in CHECKS if c not in (FAIL_ON_STOCK.get(rule.name), "opcheck")]
@@ -42,7 +42,7 @@ def test_all_modes_on_the_rules_own_samples(rule, turn):
 
 
 @TURNS
-@pytest.mark.parametrize("rule", every(6, [r for r in RULES if FAIL_ON_STOCK.get(r.name) != "opcheck"]), ids=label)
+@pytest.mark.parametrize("rule", every(6, [r for r in RULES if FAIL_ON_STOCK.get(r.name) != "opcheck"], 3), ids=label)
 def test_pytorchs_opcheck_on_the_rules_own_samples(rule, turn):
     with mg.override(rule):
         check(rule.probe, samples(rule, dtype_of(rule, turn)), name=rule.name, modes=(), checks=("opcheck",))
@@ -68,7 +68,7 @@ def leaves(args):
 
 
 @TURNS
-@pytest.mark.parametrize("rule", every(2, [r for r in RULES if r.defer_to_stock], 1), ids=label)
+@pytest.mark.parametrize("rule", [r for r in RULES if r.defer_to_stock], ids=label)
 def test_all_modes_where_a_rule_leaves_calls_to_pytorch(rule, turn):
     found = samples(rule, dtype_of(rule, 1 - turn))
     with mg.override():

@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 
 
-def in_turn(first: Iterable[Any], *others: Iterable[Any], share: float = 1) -> list[Any]:
+def in_turn(first: Iterable[Any], *others: Iterable[Any], share: float = 1, start: int = 0) -> list[Any]:
     """The product of several lists of values, as parameters of a test, most of them marked as slow.
 
     For each value of the first list, the fast tests run ``share`` combinations of the others: the next ones each time.
-    With 1/2, every second value has a fast test; with 0, all are slow.
+    With 1/2, every second value has a fast test, from ``start``; with 0, all are slow.
     """
     combinations = list(product(*others))
     return [
-        pytest.param(value, *rest, marks=[] if (j - i * share) % len(combinations) < share else pytest.mark.slow)
+        pytest.param(
+            value, *rest, marks=[] if (j - (i - start) * share) % len(combinations) < share else pytest.mark.slow
+        )
         for i, value in enumerate(first)
         for j, rest in enumerate(combinations)
     ]

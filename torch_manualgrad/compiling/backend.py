@@ -67,17 +67,14 @@ def backend(
         return graph.forward
     programs, keeps = Programs(graph, chosen), keeps_values()
 
-    def uncompiled(*values: Any) -> Any:
-        with active_rules():
-            return graph(*values)
-
     def run(*values: Any) -> Any:
         watching.note_run()
         if any(type(v) not in PLAIN for v in values if isinstance(v, Tensor)):
-            return uncompiled(*values)
+            return graph(*values)  # a subclass may lack the operators that rules call
         program, given = programs.of(values)
         if program is None or not program.takes(given):
-            return uncompiled(*values)
+            with active_rules():
+                return graph(*values)
         stand_ins = recorded(program, given, keeps)
         return program(*given) if stand_ins is None else stand_ins
 

@@ -32,8 +32,8 @@ _library.define("mark(Tensor x, str role, int place, str function, Tensor[] of) 
 def _mark(x: Tensor, role: str, place: int, function: str, of: Sequence[Tensor]) -> Tensor:
     """What Dynamo sees of a mark, which is not called later: a function of the tensors ``of``.
 
-    Dynamo decides by it whether a result requires grad, and takes a derivative of any order for zero if it is zero here. That
-    of a quotient is not. A product with a constant would not do: its jvp of a jvp raises in Dynamo.
+    From its result Dynamo learns whether the mark requires grad, and which of its derivatives are zero. No derivative of a
+    quotient is. The product with a constant would not do: its jvp of a jvp raises in Dynamo.
     """
     read = [y.real.sum() for y in of if is_differentiable(y)]
     if not read or not is_differentiable(x):
@@ -42,7 +42,7 @@ def _mark(x: Tensor, role: str, place: int, function: str, of: Sequence[Tensor])
     return x / divisor.exp().to(device=x.device, dtype=x.dtype)
 
 
-for _key in ("CompositeImplicitAutograd", "FuncTorchBatched"):  # the second is missing in the first
+for _key in ("CompositeImplicitAutograd", "FuncTorchBatched"):  # torch.func.vmap does not find the first
     _library.impl("mark", _mark, _key)
 mark: Any = torch.ops.manualgrad_graphs.mark.default
 

@@ -122,13 +122,13 @@ def trace_autograd_functions(
             source: Any = AttrSource(GlobalSource(tx.output.install_global_by_id("autograd_function", rule)), "applied")
             try:
                 return VariableTracker.build(tx, rule.applied, source=source).call_function(tx, args, kwargs)
+            except Unsupported:
+                report(what)
+                raise
             except Exception as error:
-                if isinstance(error, Unsupported):
-                    report(what)
-                if isinstance(error, TorchDynamoException) and not isinstance(
-                    error, (ObservedException, TorchRuntimeError)
-                ):
-                    raise
+                of_program = (ObservedException, TorchRuntimeError)
+                if isinstance(error, TorchDynamoException) and not isinstance(error, of_program):
+                    raise  # such as those by which Dynamo begins again
                 # uncompiled it may not raise: fewer gradients are needed, and the forward is not tracked
         report(what)
         unimplemented(gb_type=what, context=self.fn_cls.__name__, explanation=what, hints=[])
@@ -146,10 +146,9 @@ def trace_autograd_functions(
 
     @functools.wraps(method)
     def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        traces = name == "apply" and is_ours(
-            _innermost(tx.output.compiler_fn)
-        )  # also a class that is allowed in graphs
-        return self.call_apply(tx, args, kwargs) if traces else method(self, tx, name, args, kwargs)
+        if name == "apply" and is_ours(_innermost(tx.output.compiler_fn)):
+            return self.call_apply(tx, args, kwargs)  # also if the class is allowed in graphs
+        return method(self, tx, name, args, kwargs)
 
     call_apply.of_torch_manualgrad = True  # type: ignore[attr-defined]
     AutogradFunctionVariable.call_apply = call_apply  # type: ignore[method-assign]
