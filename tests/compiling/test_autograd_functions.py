@@ -352,13 +352,35 @@ def test_a_wrong_backward_raises(backward, message):
         torch.autograd.grad(f(x), x)
 
 
-def test_sizes_left_open_and_inductor():
-    def f(x):
-        return Attributes.apply(x, 2, "n", torch.sin).pow(2).sum() + Sine.apply(x).sum()
+Halved = of(
+    lambda ctx, x: (setattr(ctx, "n", torch.cat([x, x]).shape[0] // 2 + x.shape[0] // 2), x.sin())[1],
+    lambda ctx, g: g * ctx.n * torch.ones(ctx.n, dtype=g.dtype)[: g.shape[0]],
+)
+OF_OPEN_SIZES = {
+    "saved": lambda x: Sine.apply(x.exp()).pow(2).sum(),
+    "attributes": lambda x: Attributes.apply(x, 2, "n", torch.sin).pow(2).sum(),
+    "integers": COMPILED["integers"],
+    "a size of the forward in the backward": lambda x: Halved.apply(x).pow(2).sum(),
+}
 
-    compiled = mg.compile(f, dynamic=True, fullgraph=True)
-    for n in (3, 5):
+
+@pytest.mark.filterwarnings("error:torch_manualgrad")
+@pytest.mark.parametrize("name", OF_OPEN_SIZES)
+def test_sizes_that_vary(name):
+    f = OF_OPEN_SIZES[name]
+    compiled = mg.compile(f, dynamic=True, fullgraph=True, lowering="eager")
+    for n in (3, 5, 8):
         x = torch.linspace(-1, 2, n, dtype=torch.float64, requires_grad=True)
         first = [torch.autograd.grad(h(x), x, create_graph=True)[0] for h in (compiled, f)]
         torch.testing.assert_close(*first)
         torch.testing.assert_close(*[torch.autograd.grad(g.sin().sum(), x)[0] for g in first])
+
+
+def test_inductor():
+    def f(x):
+        return Attributes.apply(x, 2, "n", torch.sin).pow(2).sum() + Sine.apply(x).sum()
+
+    x = X.clone().requires_grad_()
+    first = [torch.autograd.grad(h(x), x, create_graph=True)[0] for h in (mg.compile(f, fullgraph=True), f)]
+    torch.testing.assert_close(*first)
+    torch.testing.assert_close(*[torch.autograd.grad(g.sin().sum(), x)[0] for g in first])

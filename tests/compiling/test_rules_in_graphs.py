@@ -477,12 +477,24 @@ def mean(x):
 mean.defvjp(lambda x: (mean(x), x), lambda x, g: (g * x / x.shape[0] ** 2,))
 
 
+@mg.custom_vjp
+def of_half(x):
+    return x.sum() * (x.shape[0] // 2)
+
+
+of_half.defvjp(  # the bwd reads a size that the fwd computes
+    lambda x: (of_half(x), (x, torch.cat([x, x]).shape[0] // 2 + 1)),
+    lambda r, g: (g * r[0] * torch.ones(r[1])[:-1] * r[1],),
+)
+
+
+@pytest.mark.parametrize("function", [mean, of_half])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_rule_reads_open_sizes(backend):
-    compiled = torch.compile(lambda x: mean(x * x), backend=backend, fullgraph=True, dynamic=True)
+def test_a_rule_reads_open_sizes(backend, function):
+    compiled = torch.compile(lambda x: function(x * x), backend=backend, fullgraph=True, dynamic=True)
     for n in (3, 5):
         x = torch.linspace(0, 1, n, requires_grad=True)
-        torch.testing.assert_close(torch.autograd.grad(compiled(x), x), torch.autograd.grad(mean(x * x), x))
+        torch.testing.assert_close(torch.autograd.grad(compiled(x), x), torch.autograd.grad(function(x * x), x))
 
 
 def test_compiled_functions_with_rules_can_be_transformed():

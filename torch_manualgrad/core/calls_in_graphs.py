@@ -6,7 +6,7 @@ between marks is a function. Tensors that the functions read by closure are inpu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,9 +14,11 @@ from torch import Tensor, fx
 
 from .internals import (
     OperatorOfGraphs,
+    computed,
     is_symbol,
     level_in_node,
     pytree,
+    symbols_in,
     transform_depth,
     transforms_ended,
     with_level_moved,
@@ -127,6 +129,8 @@ class CallInGraph:
         number: of the called function.
         arguments: the marks of its tensors, in order.
         closure: the inputs for tensors that it reads by closure.
+        sizes: the inputs for sizes, and for other numbers that are left open.
+        numbers: the nodes that compute numbers of these, with the numbers.
         inputs: the nodes whose values segments receive first: the arguments, tensors read by closure, sizes.
     """
 
@@ -138,8 +142,13 @@ class CallInGraph:
         _, role, _, self.number, _ = self.arguments[0].args
         self.key = role.partition(" ")[2]
         self._holders = body.graph.find_nodes(op="placeholder")
+        symbols = {
+            str(n.meta["example_value"].node.expr): n for n in self._holders if is_symbol(n.meta["example_value"])
+        }
+        self.numbers = {n: value for n in body.graph.nodes if (value := _number(n, symbols)) is not None}
+        read = {name for value in self.numbers.values() for x in _flat(value) for name in symbols_in(x)}
         others = [n for n in self._holders if any(user not in self.arguments for user in n.users)]
-        self.sizes = [n for n in others if is_symbol(n.meta["example_value"])]
+        self.sizes = [n for name, n in symbols.items() if n in others or name in read]
         self.closure = [n for n in others if n not in self.sizes]
         self.inputs = [*self.arguments, *self.closure, *self.sizes]
 
@@ -184,15 +193,33 @@ class Segment:
         inputs: Sequence[Any],
         outputs: Sequence[Any],
     ) -> None:
-        nodes = _without_unread_numbers(call.body.graph)
+        nodes = [n for n in call.body.graph.nodes if n.op not in ("placeholder", "output")]
         first = max(map(nodes.index, after), default=-1) + 1
         last = min(map(nodes.index, before), default=len(nodes))
         self.call, self.inputs, self.graph = call, inputs, fx.Graph()
         known = {n: self.graph.placeholder(f"input_{i}") for i, n in enumerate(inputs)}
+
+        def value(node: fx.Node) -> Any:
+            return self._written(call.numbers[node], known) if node in call.numbers else known[node]
+
         for n in nodes[first:last]:
-            known[n] = self.graph.node_copy(n, known.__getitem__)
+            if n not in call.numbers:
+                known[n] = self.graph.node_copy(n, value)
         self.graph.output(tuple(known[n.args[0]] for n in outputs))
         self.reads = {n for n in inputs if _is_read(known[n], call.body)}
+
+    def _written(self, value: Any, known: Mapping[fx.Node, Any]) -> Any:
+        """A number of the trace, computed in this graph from the sizes: other segments have what computed it."""
+        if isinstance(value, (tuple, list)):
+            return tuple([self._written(x, known) for x in value])
+        if not is_symbol(value):
+            return value
+        names = [str(n.meta["example_value"].node.expr) for n in self.call.sizes]
+
+        def number(*sizes: Any) -> Any:
+            return computed(value, names, sizes)
+
+        return self.graph.call_function(number, tuple(known[n] for n in self.call.sizes))
 
     def __call__(self, *values: Any) -> Any:
         call = self.call
@@ -200,18 +227,17 @@ class Segment:
             return call.interpreter(call.body, self.graph, (*call.enclosing, call)).run(*values)
 
 
-def _without_unread_numbers(graph: fx.Graph) -> list[fx.Node]:
-    """The computations of a graph, except for sizes and comparisons that nothing reads: Dynamo leaves them in their place."""
-    found: list[fx.Node] = []
-    dropped: set[fx.Node] = set()
-    for n in reversed([n for n in graph.nodes if n.op not in ("placeholder", "output")]):
-        value = n.meta.get("example_value")
-        numbers = value is not None and not any(isinstance(x, Tensor) for x in pytree.tree_leaves(value))
-        if numbers and dropped.issuperset(n.users):
-            dropped.add(n)
-        else:
-            found.append(n)
-    return found[::-1]
+def _flat(value: Any) -> list[Any]:
+    return [x for one in value for x in _flat(one)] if isinstance(value, (tuple, list)) else [value]
+
+
+def _number(node: fx.Node, symbols: Mapping[str, fx.Node]) -> Any:
+    """The number, or tuple of numbers, that a node computes from sizes; None if it computes anything else."""
+    value = node.meta.get("example_value")
+    if node.op in ("placeholder", "output") or value is None:
+        return None
+    numbers = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+    return value if all(isinstance(x, numbers) and symbols.keys() >= symbols_in(x) for x in _flat(value)) else None
 
 
 _CUTS = ("detach", torch.detach, "size", "dim", "numel", "stride")

@@ -191,7 +191,7 @@ from .saved_tensors import (
     saved_hooks_here,
     take_saved_hooks,
 )
-from .sizes import Sizes, example_of, is_number_in_tensor, is_symbol, symbols_of
+from .sizes import Sizes, computed, example_of, is_number_in_tensor, is_symbol, symbols_in, symbols_of
 from .threads import stay_on_this_thread
 from .tracing import (
     ReadsValues,
@@ -243,6 +243,7 @@ __all__ = [
     "compiled",
     "compiled_backward",
     "compiler_lock",
+    "computed",
     "constant_in_graphs",
     "constant_of",
     "constants_replicated",
@@ -372,6 +373,7 @@ __all__ = [
     "storage_of",
     "strided_nested",
     "switch_grad_mode",
+    "symbols_in",
     "symbols_of",
     "table_blocks",
     "take_saved_hooks",

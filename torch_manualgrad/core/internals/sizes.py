@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-__all__ = ["Sizes", "example_of", "is_number_in_tensor", "is_symbol", "symbols_of"]
+__all__ = ["Sizes", "computed", "example_of", "is_number_in_tensor", "is_symbol", "symbols_in", "symbols_of"]
 
 
 class Sizes:
@@ -75,12 +75,7 @@ class Sizes:
 
     def computed(self, number: Any, values: Sequence[Any]) -> Any:
         """An expression of the sizes, computed from a value for each size, such as a node of a graph."""
-        from torch.utils._sympy.interp import sympy_interp  # importing the compiler is slow
-        from torch.utils._sympy.reference import PythonReferenceAnalysis  # importing the compiler is slow
-
-        known = dict(zip(self._symbols, values))
-        expression = number.node.expr
-        return sympy_interp(PythonReferenceAnalysis, {s: known[str(s)] for s in expression.free_symbols}, expression)
+        return computed(number, self._symbols, values)
 
     def places(self, shapes: Sequence[Sequence[Any]]) -> list[tuple[int, int] | None]:
         """For each size the number and the dimension of the first of these shapes that has it."""
@@ -89,6 +84,20 @@ class Sizes:
             for d, n in enumerate(shape):
                 found.setdefault(str(n), (i, d))
         return [found.get(s) for s in self._symbols] if self.numbers else []
+
+
+def computed(number: Any, names: Sequence[str], values: Sequence[Any]) -> Any:
+    """An expression of a trace, computed from values for the symbols of these names."""
+    from torch.utils._sympy.interp import sympy_interp  # importing the compiler is slow
+    from torch.utils._sympy.reference import PythonReferenceAnalysis  # importing the compiler is slow
+
+    known, expression = dict(zip(names, values)), number.node.expr
+    return sympy_interp(PythonReferenceAnalysis, {s: known[str(s)] for s in expression.free_symbols}, expression)
+
+
+def symbols_in(number: Any) -> set[str]:
+    """The names of the symbols in a number of a trace."""
+    return {str(s) for s in number.node.expr.free_symbols} if is_symbol(number) else set()
 
 
 def example_of(number: Any) -> int:
