@@ -367,6 +367,79 @@ def test_compiled_programs(backend):
     torch._dynamo.reset()
 
 
+class _Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4, dtype=torch.float64)
+        self.linear.compile(backend="aot_eager")
+
+    def forward(self, x):
+        return torch.sin(self.linear(x))
+
+
+def _network():
+    torch.manual_seed(0)
+    layers = nn.Linear(4, 4), nn.Tanh(), nn.BatchNorm1d(4), nn.Dropout(0.2)
+    return nn.Sequential(*layers).to(torch.float64)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "manualgrad"])
+@pytest.mark.parametrize("kind", ["module", "module inside", "closure"])
+def test_compiled_functions_that_read_parameters(kind, backend):
+    options = {"options": {"lowering": "eager"}} if backend == "manualgrad" else {}
+    weight, x = random(4, 4).requires_grad_(), random(5, 4, seed=1).requires_grad_()
+    plain = {
+        "module": _network(),
+        "module inside": nn.Sequential(_Inner(), nn.Tanh()),
+        "closure": lambda x: torch.tanh(x @ weight) @ weight,
+    }[kind]
+    module = copy.deepcopy(plain) if kind == "module" else plain
+    compiled = torch.compile(module, backend=backend, **options) if kind != "module inside" else module
+    parameters = list(module.parameters()) if isinstance(module, nn.Module) else [weight]
+    others = list(plain.parameters()) if isinstance(plain, nn.Module) else [weight]
+    for _ in range(2):
+        torch.manual_seed(1)
+        expected = torch.autograd.grad(plain(x).pow(3).sum(), [x, *others])
+        torch.manual_seed(1)
+        close(torch.autograd.grad(mg.checkpoint(compiled)(x).pow(3).sum(), [x, *parameters]), expected)
+    if kind == "module":
+        close(dict(module.named_buffers()), dict(plain.named_buffers()))
+
+
+def test_a_compiled_module_stays_compiled():
+    torch._dynamo.reset()  # other tests compile the code that calls modules
+    seen = []
+
+    def backend(graph, inputs):
+        seen.append(len(inputs))
+        return graph.forward
+
+    linear, x = nn.Linear(4, 4), torch.rand(2, 4, requires_grad=True)
+    mg.checkpoint(torch.compile(linear, backend=backend))(x).sum().backward()
+    assert seen == [3]  # one graph serves the call and its recomputation
+    assert linear.weight.grad is not None and isinstance(linear.weight, nn.Parameter)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_modules_with_buffers_under_transforms(compiled):
+    network, x, rows = _network().eval(), random(5, 4), random(2, 5, 4, seed=1)
+    other = copy.deepcopy(network)
+    f = mg.checkpoint(mg.compile(network, lowering="eager") if compiled else network)
+
+    def square(f):
+        return lambda x: f(x).pow(2).sum()
+
+    for way in (
+        lambda f: grad(square(f))(x),
+        lambda f: jvp(f, (x,), (x,))[1],
+        lambda f: hessian(square(f))(x),
+        lambda f: torch.func.jacrev(torch.func.jacrev(square(f)))(x),
+        lambda f: torch.func.jacfwd(torch.func.jacfwd(square(f)))(x),
+        lambda f: vmap(hessian(square(f)))(rows),
+    ):
+        close(way(f), way(other))
+
+
 def test_export():
     class Model(torch.nn.Module):
         def __init__(self):

@@ -553,3 +553,45 @@ def test_threads_that_call_a_function_for_the_first_time():
         found = list(pool.map(second, range(4)))
     torch.testing.assert_close(found, [second(i) for i in range(4)])
     assert torch.equal(torch.compile(torch.cos, backend="eager")(ones(2)), ones(2).cos())
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.trace(x).sin(),
+        lambda x: torch.zeros(9, dtype=x.dtype).index_fill(0, torch.tensor([0, 4, 8]), x.sum()).cumsum(0).sin().sum(),
+        lambda x: (x @ x.mT).index_fill(1, torch.tensor([0, 1]), x[0, 0]).sin().sum(),
+    ],
+)
+def test_batches_of_filled_slices(function):
+    """PyTorch's index_fill gives all results the last of a batch of values."""
+    rows, compiled = torch.randn(2, 3, 3, dtype=torch.float64), mg.compile(function, lowering="eager")
+    for transform in (torch.func.grad, torch.func.hessian):
+        expected = torch.stack([transform(function)(x) for x in rows])
+        torch.testing.assert_close(torch.vmap(transform(compiled))(rows), expected)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.T,
+        lambda x: x.mT,
+        lambda x: x.H,
+        lambda x: x.T.mT,
+        lambda x: (x.sin(), x.mT),
+        lambda x: [x.mH, {"a": x.cos()}],
+        lambda x: (x.sin(), x),
+    ],
+)
+def test_an_attribute_of_an_argument_is_returned(function):
+    """Dynamo reads such an attribute outside of the graph."""
+    x, compiled = torch.rand(2, 3, dtype=torch.float64), mg.compile(function, lowering="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # such a function runs uncompiled
+        for transform in (
+            lambda f: torch.vmap(f)(x[None]),
+            lambda f: torch.func.jvp(f, (x,), (x.cos(),)),
+            lambda f: torch.func.jacrev(f)(x),
+            lambda f: torch.func.vjp(f, x)[0],
+        ):
+            torch.testing.assert_close(transform(compiled), transform(function))

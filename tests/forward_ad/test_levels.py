@@ -358,6 +358,34 @@ def test_random_and_integer_results_have_no_tangent():
         assert tangent(torch.nn.Linear(3, 2, dtype=d.dtype)(d)).shape == (2,)  # parameters can be made inside
 
 
+@pytest.mark.parametrize("tracked", [True, False])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.max_pool1d(x, 2),
+        torch.nn.MaxPool1d(2),
+        lambda x: torch.max_pool1d(x, 2, stride=1).sin(),
+        lambda x: F.adaptive_max_pool1d(x, 2),
+        lambda x: torch.linalg.eigvalsh(x @ x.mT),
+        torch.linalg.svdvals,
+        lambda x: torch.linalg.eigvals(x @ x.mT).real.sum(),
+    ],
+)
+def test_functions_that_choose_a_kernel_by_what_is_tracked(function, tracked):
+    x, v = torch.rand(2, 2, 3, 4, dtype=torch.float64)
+    x.requires_grad_(tracked)
+    _, expected = torch.func.jvp(function, (x,), (v,))
+    with dual_level():
+        torch.testing.assert_close(tangent(function(make_dual(x, v))), expected)
+
+
+def test_recurrent_layers_that_are_not_tracked():
+    layer, x = torch.nn.LSTM(4, 3).requires_grad_(False), torch.rand(2, 3, 4)
+    _, expected = torch.func.jvp(lambda x: layer(x)[0], (x,), (x,))
+    with dual_level(), torch.no_grad():  # oneDNN's layer, which has a result that is undefined
+        torch.testing.assert_close(tangent(layer(make_dual(x, x))[0]), expected)
+
+
 # -- PyTorch's own dual numbers: one more level
 
 

@@ -20,10 +20,14 @@ from ..core.forward import has_series
 from ..core.internals import (
     breaks_graphs,
     function_arguments_replaced,
+    in_clean_state,
+    is_compiled,
     is_exporting,
+    is_functorch_wrapped,
     needs_reverse,
     only_autograd,
     own_levels_are_open,
+    run_uncompiled,
     saved_tensors_unhooked,
     value_of,
     version_of,
@@ -85,14 +89,18 @@ class _Reading(Watch):
             return found
         return super().__torch_function__(func, types, args, kwargs)
 
+    def changed_error(self, name: str) -> RuntimeError:
+        """The error for a buffer with this name."""
+        return RuntimeError(
+            f"checkpoint: the buffer {name}, which {self.what} reads, was written to after the call, so that the backward "
+            "cannot compute the same again"
+        )
+
     def replaced(self, x: Any) -> Any:
         """The replacement of ``x``."""
         if isinstance(x, Tensor):
             if id(x) in self.changed:
-                raise RuntimeError(
-                    f"checkpoint: the buffer {self.changed[id(x)]}, which {self.what} reads, was written to after the call, so "
-                    "that the backward cannot compute the same again"
-                )
+                raise self.changed_error(self.changed[id(x)])
             return self.values.get(id(x), x)
         if type(x) in (list, tuple):
             return type(x)([self.replaced(y) for y in x])
@@ -112,6 +120,7 @@ class _Call(Recomputed):
         held: the tensors of the modules that the function can reach.
         modes: these modules, and whether each is in training.
         plain: whether no transform and no dual level is active in the call.
+        compiled: whether the function can reach one that ``torch.compile`` has made.
     """
 
     def __init__(
@@ -126,14 +135,20 @@ class _Call(Recomputed):
         held: Sequence[tuple[dict[str, Any], str, Any]],
         modes: Sequence[tuple[torch.nn.Module, bool]],
         plain: bool,
+        compiled: bool,
     ) -> None:
         self.tree, self.policy, self.name, self._needs = tree, policy, name, needs
         self._count = sum(tree.is_tensor)
         self._first, self._later = in_this_autocast(function), in_this_autocast(as_of_now(function))
         self._held, self._plain, self._modes = held, plain, modes
+        self._compiled = compiled
+        # compiled functions read their tensors in no mode: those of modules are exchanged there
+        self._is_swapped = compiled and plain and bool(known) and known.keys() <= {id(x) for *_, x in held}
         # batch norm writes to its buffers without autograd's notice
         buffers = {id(x): x for x in _buffers_of(modes) if id(x) not in known and not x.requires_grad}
-        self._copies = {i: x.detach().clone() for i, x in buffers.items() if x.numel() <= _SMALL}
+        small = [(i, x) for i, x in buffers.items() if x.numel() <= _SMALL and not is_functorch_wrapped(x)]
+        with in_clean_state() if small and not plain else contextlib.nullcontext():  # a transform would wrap the copies
+            self._copies = {i: x.detach().clone() for i, x in small}
         self._versions = [(x, _version(x)) for i, x in buffers.items() if i not in self._copies]
         self._written: set[int] = set()  # the ids of the other buffers that the call writes to
         self._known = dict(known)
@@ -157,6 +172,14 @@ class _Call(Recomputed):
         """The result of the user's function, for these arguments and these values of the tensors that it reads."""
         args, kwargs = self.tree.join(values[: self._count])
         with contextlib.ExitStack() as stack:
+            if self._is_swapped:
+                for name in reading.changed.values():
+                    raise reading.changed_error(name)
+                held = [(t, key, reading.values[id(x)]) for t, key, x in self._held if id(x) in reading.values]
+                stack.enter_context(_put_back(held, self._modes))
+                return function(*args, **kwargs)
+            if self._compiled and self._known:
+                stack.enter_context(run_uncompiled())  # Dynamo cannot trace a mode that replaces tensors
             stack.enter_context(reading)
             if reading.values:
                 stack.enter_context(substituting(reading.replaced))
@@ -164,7 +187,7 @@ class _Call(Recomputed):
             return function(*args, **kwargs)
 
     def run(self, tensors: Values) -> list[Tensor]:
-        self._random = RandomState(tensors, self.name)
+        self._random = RandomState(tensors, self.name, self._is_swapped)
         kept: list[Tensor] = []
         versions = [_version(x) for x in tensors[: self._count]]
         if self._plain:
@@ -369,6 +392,18 @@ def _checkpointed(
         return f(*args, **kwargs)
     needs = [x.requires_grad for x in inputs]
     held, modes = _held_by(reached.values()), _modes_of(reached.values())
-    made = _Call(f, tree, known, places, needs, policy if plain else None, name, held, modes, plain)
+    made = _Call(
+        f,
+        tree,
+        known,
+        places,
+        needs,
+        policy if plain else None,
+        name,
+        held,
+        modes,
+        plain,
+        any(map(is_compiled, reached.values())),
+    )
     found = call(made, inputs)
     return made.result.join(found)

@@ -92,6 +92,14 @@ def _fill_by_mask(x: Tensor, indices: Sequence[Any], values: Tensor, accumulate:
     return x.masked_fill(mask.reshape(*mask.shape, *[1] * (x.dim() - mask.dim())), values.reshape(()))
 
 
+def _fill_slices(x: Tensor, dim: int, index: Tensor, value: Tensor) -> Any:
+    """``index_fill``: under vmap PyTorch writes the last of a batch of values to all results if ``x`` has no batch."""
+    if not x.dim():
+        return NotImplemented
+    filled = torch.zeros(x.shape[dim], dtype=torch.bool, device=x.device).index_fill(0, index, True)
+    return torch.where(filled.reshape(-1, *[1] * (x.dim() - 1 - dim % x.dim())), value.to(x.dtype), x)
+
+
 def trace(
     function: Callable[..., Any],
     fakes: Sequence[Any],
@@ -116,7 +124,8 @@ def trace(
     """
     if isinstance(function, fx.GraphModule):
         function = runner(function)
-    table: dict[str, Any] = {"decompose": {**in_float32, aten.index_put.default: _fill_by_mask}}
+    filling = {aten.index_put.default: _fill_by_mask, aten.index_fill.int_Tensor: _fill_slices}
+    table: dict[str, Any] = {"decompose": {**in_float32, **filling}}
     if like_inductor is not None:
         table = {"decompose": like_inductor, "like_inductor": True}
     graph = traced(function, fakes, mode, **table)

@@ -23,6 +23,7 @@ from ..core.internals import (
     in_functorch,
     is_functorch_wrapped,
     is_traced_by_fx,
+    memory_of,
     outside_of_transforms,
     pytree,
     runs_eagerly,
@@ -191,6 +192,10 @@ def _call(
         raise Unsupported(_OUTSIDE)
     found = program(*[actual.get(id(v), v) for v in values])
     actual |= {id(o): f for o, f in zip(outputs, found)}
+    memory = {memory_of(x) for x in made.values()} - {None}
+    for x in (*values, *pytree.tree_leaves(result)):
+        if isinstance(x, Tensor) and id(x) not in actual and memory_of(x) in memory:
+            raise Unsupported("Dynamo makes a view of an argument outside of the graph, such as x.T")
     return pytree.tree_map(lambda x: actual.get(id(x), x), result)
 
 

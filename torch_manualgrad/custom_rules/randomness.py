@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -95,10 +95,11 @@ class RandomState:
     Args:
         tensors: those of the call.
         what: the name of the function in errors.
+        compiled: whether the function and its recomputation run the same compiled code, which draws in the same order.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], what: str) -> None:
-        self.what, self._lost = what, False
+    def __init__(self, tensors: Sequence[Tensor], what: str, compiled: bool = False) -> None:
+        self.what, self._lost, self._compiled = what, False, compiled
         self._cpu = torch.get_rng_state()
         found = [x for x in tensors if x.device.type not in ("cpu", "meta")]
         self._kind = found[0].device.type if found else None
@@ -114,7 +115,7 @@ class RandomState:
             with calls_seen(self._see):
                 yield
             return
-        with _Dropout(self._layouts, is_again=False):
+        with self._dropout(is_again=False):
             yield
         same = torch.equal(self._cpu, torch.get_rng_state())
         if same and self._kind is not None:
@@ -144,5 +145,8 @@ class RandomState:
             torch.set_rng_state(self._cpu)
             if self._kind is not None:
                 set_device_states(self._devices, self._states, device_type=self._kind)
-            with _Dropout(self._layouts, is_again=True):
+            with self._dropout(is_again=True):
                 yield
+
+    def _dropout(self, is_again: bool) -> AbstractContextManager[object]:
+        return nullcontext() if self._compiled else _Dropout(self._layouts, is_again)

@@ -28,9 +28,11 @@ class Derivative:
     Attributes:
         differentiable: for each output, whether it is differentiable; integer outputs never are.
         pure: the vjp uses no autograd inside, and may run below it.
+        foreign: the vjp or jvp is not the package's own. It may call `torch.func`.
     """
 
     pure = True
+    foreign = False
     selective = False  # whether `kept` omits some tensors
     run: Any = None  # the forward of a plain call, below autograd; by default the operator
     # if one tensor has a gradient, and `vjp` is just the formula: (*tensors, *static, *grads, mask) -> gradient

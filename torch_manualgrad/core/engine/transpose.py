@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from ...arguments import explain
-from ..internals import fresh_variable, unattached
+from ..internals import fresh_variable, transforms_usable, unattached
 from ..libraries import calls_library
 from ..schema import is_differentiable, tensors_in
 from .derivative import Derivative
@@ -47,7 +47,7 @@ def transposed_jvp(
         cotangents.append(one if isinstance(output, (list, tuple)) else one[0] if one else None)
     needed = [[t is not None for t in ts] if isinstance(ts, list) else ts is not None for ts in tangents]
     variables = [v for v in _leaves(cotangents) if v is not None]
-    with torch.enable_grad(), _transposing():
+    with torch.enable_grad(), _transposing(), transforms_usable() if derivative.foreign else nullcontext():
         tensors, static = derivative.residuals(inputs, outputs)
         try:
             grads = derivative.vjp(needed, tensors, static, cotangents)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -26,12 +27,14 @@ __all__ = [
     "graph_breaks",
     "graph_is_for",
     "guard_compiled_graphs",
+    "is_compiled",
     "is_dynamo_at_work",
     "is_exporting",
     "is_in_compiled_autograd",
     "is_node_open",
     "keeps_values",
     "pytree",
+    "run_uncompiled",
     "runs_eagerly",
     "skip_frame",
     "skipped_by_dynamo",
@@ -269,6 +272,18 @@ def is_in_compiled_autograd() -> bool:
     """Whether compiled autograd runs a backward here."""
     module: Any = sys.modules.get("torch._dynamo.compiled_autograd")
     return module is not None and module.in_compiled_autograd_region
+
+
+def is_compiled(thing: object) -> bool:
+    """Whether a function or module was made by ``torch.compile``."""
+    if hasattr(thing, "_torchdynamo_orig_callable"):
+        return True
+    return isinstance(thing, torch.nn.Module) and (hasattr(thing, "_orig_mod") or thing._compiled_call_impl is not None)
+
+
+def run_uncompiled() -> AbstractContextManager[None]:
+    """Context manager: compiled functions run uncompiled, in all threads."""
+    return contextlib.nullcontext() if runs_eagerly() else torch.compiler.set_stance("force_eager")
 
 
 def runs_eagerly() -> bool:

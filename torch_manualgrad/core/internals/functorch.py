@@ -67,6 +67,9 @@ __all__ = [
     "transform_depth",
     "transforms_ended",
     "transforms_in_dual_level",
+    "transforms_usable",
+    "transforms_usable_below",
+    "transforms_usable_on_fake",
     "unattached",
     "unwrap_if_dead",
     "vmap_call",
@@ -128,6 +131,12 @@ _OFF_BELOW_AUTOGRAD = [
 ]
 
 
+def _visible_to_modes(excluded: Any) -> Any:
+    for key in _OFF_IN_CALLS:
+        excluded = excluded.remove(key)
+    return excluded
+
+
 def at_next_level(function: Callable[..., Any], *values: Any) -> Any:
     """``function(*values)``, with its calls visible to modes: for use in the kernel at the key Autograd.
 
@@ -138,13 +147,76 @@ def at_next_level(function: Callable[..., Any], *values: Any) -> Any:
     if not in_functorch() or not excluded.has(_OFF_IN_CALLS[0]):
         return function(*values)
     level = retrieve_current_functorch_interpreter().level()
-    for key in _OFF_IN_CALLS:
-        excluded = excluded.remove(key)
     values = pytree.tree_map_only(Tensor, lambda x: torch._C._functorch._unwrap_for_grad(x, level), values)
-    guard = torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+    guard = torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), _visible_to_modes(excluded))
     with guard, temporarily_pop_interpreter_stack():
         result = function(*values)
     return pytree.tree_map_only(Tensor, lambda x: torch._C._functorch._wrap_for_grad(x, level), result)
+
+
+@contextmanager
+def transforms_usable() -> Iterator[None]:
+    """Context manager: user code in a kernel may call ``torch.func``, also in the middle of a torch.func call.
+
+    There, the innermost level takes no other call. So another of the same number and kind replaces it, for the same tensors.
+    """
+    if not in_functorch() or not torch._C._dispatch_tls_local_exclude_set().has(_OFF_IN_CALLS[0]):
+        with transforms_in_dual_level():
+            yield
+        return
+    level = retrieve_current_functorch_interpreter()
+    with _outside_of_call(level), temporarily_pop_interpreter_stack():
+        _push_level_like(level)
+        try:
+            yield
+        finally:  # no decrement, after which the results would no longer belong to the level
+            torch._C._functorch.pop_dynamic_layer_stack()
+
+
+@contextmanager
+def transforms_usable_below() -> Iterator[None]:
+    """Context manager: a vmap rule may call ``torch.func``, and runs as if the vmap were not."""
+    level = torch._C._functorch.peek_interpreter_stack()
+    if level is None:  # a mode calls the kernel
+        yield
+        return
+    with temporarily_pop_interpreter_stack(), _outside_of_call(level):
+        yield
+
+
+@contextmanager
+def transforms_usable_on_fake() -> Iterator[None]:
+    """Context manager: a fake kernel, which runs below autograd, may call ``torch.func``."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in (*_OFF_IN_CALLS[:3], *_OFF_BELOW_AUTOGRAD):
+        excluded = excluded.remove(key)
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded), torch.no_grad():
+        yield
+
+
+def _outside_of_call(level: Any) -> Any:
+    """A guard with the keys that were on before the call came to ``level``."""
+    excluded = _visible_to_modes(torch._C._dispatch_tls_local_exclude_set())
+    included = torch._C._dispatch_tls_local_include_set()
+    if level.key() == torch._C._functorch.TransformType.Vmap:  # it switches autograd off, for itself alone
+        for key in _OFF_BELOW_AUTOGRAD:
+            excluded = excluded.remove(key)
+        included = included.add(torch._C.DispatchKey.ADInplaceOrView)
+    return torch._C._ForceDispatchKeyGuard(included, excluded)
+
+
+def _push_level_like(level: Any) -> None:
+    kind, functorch = level.key(), torch._C._functorch
+    if kind == functorch.TransformType.Vmap:
+        functorch._vmap_increment_nesting(level.batch_size(), level.randomness())
+    elif kind == functorch.TransformType.Grad:
+        with torch.set_grad_enabled(level.prev_grad_mode()):
+            functorch._grad_increment_nesting()
+    elif kind == functorch.TransformType.Jvp:
+        with forward_ad_enabled(level.prev_fwd_grad_mode()):
+            functorch._jvp_increment_nesting()
+    else:
+        functorch._func_increment_nesting(level.functionalize_add_back_views())
 
 
 class _Replaced(threading.local):

@@ -30,6 +30,9 @@ from ..internals import (
     release,
     shares_memory,
     skipped_by_dynamo,
+    transforms_usable,
+    transforms_usable_below,
+    transforms_usable_on_fake,
     vmap_call,
 )
 from ..libraries import forget_recordings
@@ -414,8 +417,12 @@ class CustomOp:
         fake = self._current.get("fake")
         if self._rules is not None:
             self._rules.check(self.signature, self.signature.bind(args, kwargs), self._current, fake=True)
-        if fake is not None:
-            return fake.function(*args, **kwargs)
+        with transforms_usable_on_fake():
+            if fake is not None:
+                return fake.function(*args, **kwargs)
+            return self._run_reference_on_fake(args, kwargs)
+
+    def _run_reference_on_fake(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         try:
             return self.reference(*args, **kwargs)
         except Exception as error:
@@ -430,7 +437,8 @@ class CustomOp:
         if self._differentiable and "vmap" not in self._current:  # on batched tensors, whose own vmap rules do the rest
             if self._batched and not is_followed_outside(list(tensors_in((*args, *kwargs.values())))):
                 return self._current["default"].function(*args, **kwargs)
-            return self.reference(*args, **kwargs)
+            with transforms_usable():
+                return self.reference(*args, **kwargs)
 
         def call(*values: Any) -> Any:
             positional, keywords = self.signature.split(values)
@@ -440,7 +448,8 @@ class CustomOp:
             chosen = self._current.get("vmap")
             positional, keywords = self.signature.split(values)
             if chosen is not None:
-                found = chosen.function(info, self.signature.Inputs(*in_dims), *positional, **keywords)
+                with transforms_usable_below():
+                    found = chosen.function(info, self.signature.Inputs(*in_dims), *positional, **keywords)
                 return batches(f"{self.name}: impl_vmap", found, info.batch_size)
             return loop(self.name, self.signature, call, info, in_dims, values)
 

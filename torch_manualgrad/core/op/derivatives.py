@@ -21,6 +21,7 @@ from ..internals import (
     pytree,
     saved_tensors_are_hooked,
     tangents_possible,
+    transforms_usable,
     unwrap_if_dead,
 )
 from ..schema import Signature, flatten, tensors_in, unflatten
@@ -65,6 +66,7 @@ class SavedBackward(Transposed):
     """The derivative by save_for_backward and backward, and a jvp if there is one."""
 
     pure = False
+    foreign = True
 
     def __init__(
         self, op: Any, signature: Signature, save: Implementation, backward: Implementation, jvp: Implementation | None
@@ -112,7 +114,8 @@ class SavedBackward(Transposed):
         return _plain_bodies(self) if one_tensor and all(self.differentiable) else None
 
     def _save(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
-        return self.save.function(self.signature.Inputs(*inputs), _named_outputs(self.signature, outputs))
+        with transforms_usable():
+            return self.save.function(self.signature.Inputs(*inputs), _named_outputs(self.signature, outputs))
 
 
 class _Context(NamedTuple):
@@ -223,6 +226,8 @@ def _with_tensors(value: Any, tensors: Any) -> Any:
 class JvpOnly(Derivative):
     """A jvp without a backward."""
 
+    foreign = True
+
     def __init__(self, op: Any, signature: Signature, jvp: Implementation):
         self.tangent_rule = jvp
         super().__init__(op, signature)
@@ -242,7 +247,8 @@ def user_jvp(
     signature: Signature, rule: Implementation, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Any
 ) -> list[Any]:
     """The tangents of the outputs, by a registered jvp. ``tangents`` has an attribute for each input."""
-    found = rule.function(signature.Inputs(*inputs), _named_outputs(signature, outputs), tangents)
+    with transforms_usable():
+        found = rule.function(signature.Inputs(*inputs), _named_outputs(signature, outputs), tangents)
     return check_tangents(signature, rule.location, outputs, found)
 
 
@@ -300,6 +306,8 @@ class ReferenceDerivative(Transposed):
     of the backward are the inputs. With strong zeros the reference is differentiated: zeros are strong in each of its
     products, and the other formulas may have other factors.
     """
+
+    foreign = True
 
     @property
     def pure(self) -> bool:  # type: ignore[override]
@@ -426,6 +434,7 @@ class LibraryDerivative(Transposed):
     """The vjp from setup_context and backward; the jvp by transposition."""
 
     pure = False
+    foreign = True
 
     def __init__(self, op: Any, setup_context: Callable[..., Any] | None, backward: Callable[..., Any]) -> None:
         self._setup_context, self._backward = setup_context, backward

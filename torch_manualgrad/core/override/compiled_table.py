@@ -317,7 +317,7 @@ def _fill(found: Rule, derivative: RuleDerivative, defers: Callable[..., bool] |
     found.check_stock = derivative.strong_zero or defers is where_finite
     found.strong_zero = derivative.strong_zero
     found.selective = derivative.selective
-    if not derivative.checked:  # another package's formula is unchecked
+    if not derivative.foreign:  # another package's formula is unchecked
         found.records = Records.VJP if derivative.finite is None else Records.WHERE_FINITE
         if not derivative.strong_zero:
             _fill_jvp(found, derivative)

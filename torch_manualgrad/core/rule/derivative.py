@@ -6,6 +6,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from operator import itemgetter
 from types import FunctionType
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor
 from ..engine.node import FACTS, functions, picker
 from ..engine.strong_arithmetic import StrongArithmetic, linear_among
 from ..engine.transpose import Transposed, transposing
-from ..internals import are_finite, at_next_level, below_autograd, values_readable
+from ..internals import are_finite, at_next_level, below_autograd, transforms_usable, values_readable
 from ..libraries import refuse_recording
 from ..op.implementation import check_count, check_gradient_of_rule, check_tangents, location_of
 from ..schema import all_dense, blocksize, flatten, is_differentiable, tensors_in, unflatten
@@ -132,8 +133,8 @@ class RuleDerivative(Transposed):
         self.saved = list(saved_names(rule, vjp))
         wanted = {p for f in vjp.values() for p in parameters(f)}
         # formulas of other packages are checked at each call, the package's own by its tests
-        self.checked = not all(map(_is_of_this_package, (*vjp.values(), *rule.jvp.values())))
-        if self.checked:
+        self.foreign = not all(map(_is_of_this_package, (*vjp.values(), *rule.jvp.values())))
+        if self.foreign:
             wanted |= {f"{n}_sizes" for key in vjp for n in key}
         entries = {e.name: e for e in (*signature.arguments, *signature.returns)}
         facts = {
@@ -161,7 +162,7 @@ class RuleDerivative(Transposed):
         ]
         self.uses = [({p for p in plan.places if p < len(tensors)}, inputs) for plan, inputs in self.vjps]
         self._tensors, self._constants = picker(self.tensor_places), picker(self.constant_places)
-        if self.bare and not self.checked and signature.tensor_like == [0] and len(self.vjps) == 1:
+        if self.bare and not self.foreign and signature.tensor_like == [0] and len(self.vjps) == 1:
             self.one_vjp = self.vjps[0][0]
         self.selective = not self._lists and any(len(uses) < len(tensors) for uses, _ in self.uses)
         self._kept: dict[tuple[bool, ...], list[bool]] = {}
@@ -320,7 +321,7 @@ class RuleDerivative(Transposed):
                     check_count(self.rule.name, "vjp", [self.signature.names[i] for i in inputs], found)
                 for i, g in zip(inputs, found):
                     result[i] = None if needed[i] is False else g
-        if self.checked:
+        if self.foreign:
             refuse_recording("another package's vjp")  # likewise if one of ours differentiates a function itself
             for i, grad in enumerate(result):
                 if i in self._sizes:
@@ -343,14 +344,15 @@ class RuleDerivative(Transposed):
         for plan, places in self._jvps:
             if plan.factors and plan.is_zero(known):
                 continue
-            found = plan(known)
+            with transforms_usable() if self.foreign else nullcontext():
+                found = plan(known)
             if len(places) == 1:
                 found = (found,)
             elif not isinstance(found, (tuple, list)) or len(found) != len(places):
                 check_count(self.rule.name, "jvp", [self.signature.output_names[i] for i in places], found)
             for i, t in zip(places, found):
                 result[i] = t
-        if self.checked:
+        if self.foreign:
             given = result[0] if len(result) == 1 else result
             return check_tangents(self.signature, location_of(self._jvps[0][0].call), outputs, given)
         return result

@@ -135,18 +135,6 @@ def _addcdiv(x: Coefficients, a: Coefficients, b: Coefficients, value: Any = 1) 
     return taylor.add(x, _scaled(taylor.divide(a, b), value))
 
 
-def _hypot(x: Coefficients, y: Coefficients) -> Coefficients:
-    found = taylor.sqrt(taylor.add(taylor.multiply(x, x), taylor.multiply(y, y)))
-    return [torch.hypot(x[0], y[0]), *found[1:]]
-
-
-def _atan2(y: Coefficients, x: Coefficients) -> Coefficients:
-    square = taylor.add(taylor.multiply(x, x), taylor.multiply(y, y))
-    along_y = taylor.integrate(None, y, taylor.divide(x, square))
-    along_x = taylor.integrate(None, x, taylor.divide(_negative(y), square))
-    return [torch.atan2(y[0], x[0]), *taylor.add(along_y, along_x)[1:]]
-
-
 def _where(condition: Any, x: Any, y: Any) -> Coefficients:
     zero = torch.zeros((), dtype=x[0].dtype, device=x[0].device)
     condition = condition[0]
@@ -169,10 +157,17 @@ def _power(x: Coefficients, exponent: Any) -> Coefficients:
     """x^y. With a constant exponent the coefficients in x are binomial, and right at zero."""
     if not isinstance(exponent, list):
         return taylor.power(x, exponent)
-    if any(c is not None for c in exponent[1:]):
-        product = taylor.multiply(exponent, taylor.log(x))
-        return [x[0].pow(exponent[0]), *taylor.scale(taylor.exp(product)[1:], 1)]
-    p, binomial, outer = exponent[0], torch.ones_like(x[0] + exponent[0]), []
+    constant = _constant_power(x, exponent[0])
+    if all(c is None for c in exponent[1:]):
+        return constant
+    is_zero = x[0] == 0  # there only derivatives in x alone can differ from zero
+    product = taylor.multiply(exponent, taylor.log([torch.where(is_zero, 1, x[0]), *x[1:]]))
+    varying = [torch.zeros_like(is_zero * exponent[0]) if c is None else c for c in taylor.exp(product)[1:]]
+    return [constant[0], *[v if c is None else torch.where(is_zero, c, v) for c, v in zip(constant[1:], varying)]]
+
+
+def _constant_power(x: Coefficients, p: Any) -> Coefficients:
+    binomial, outer = torch.ones_like(x[0] + p), []
     for k in range(len(x)):
         outer.append(torch.where(binomial == 0, 0, binomial * x[0].pow(torch.where(binomial == 0, 1, p - k))))
         binomial = binomial * (p - k) / (k + 1)
@@ -181,7 +176,8 @@ def _power(x: Coefficients, exponent: Any) -> Coefficients:
 
 def _number_to_power(base: Any, exponent: Coefficients) -> Coefficients:
     logarithm = torch.as_tensor(base, dtype=exponent[0].dtype, device=exponent[0].device).log()
-    return [torch.pow(base, exponent[0]), *taylor.exp(taylor.scale(exponent, logarithm))[1:]]
+    y = [torch.pow(base, exponent[0]), *taylor.exp(taylor.scale(exponent, logarithm))[1:]]
+    return y if base != 0 else _kept(y, exponent[0] < 0, y[0])  # 0 ** x is constant where x > 0
 
 
 _UNARY: dict[str, Callable[..., Coefficients]] = {
@@ -214,8 +210,8 @@ _SEVERAL: dict[str, Callable[..., Coefficients]] = {
     "aten::lerp.Tensor": _lerp,
     "aten::addcmul": _addcmul,
     "aten::addcdiv": _addcdiv,
-    "aten::hypot": _hypot,
-    "aten::atan2": _atan2,
+    "aten::hypot": taylor.hypot,
+    "aten::atan2": taylor.atan2,
     "aten::where.self": _where,
     "aten::pow.Tensor_Tensor": _power,
 }

@@ -177,18 +177,59 @@ def absolute(x: Coefficients) -> Coefficients:
     y, sign = [x[0].abs()], x[0].sgn()
     if not x[0].is_complex():
         return [*y, *scale(x[1:], sign)]
-    # for x / |x[0]|: products of the coefficients themselves may overflow
-    inverse = torch.where(y[0] == 0, 0, 1 / y[0])
-    x = [sign, *scale(x[1:], inverse)]
-    conjugate = [None if c is None else c.conj() for c in x]
-    z: Coefficients = [torch.where(y[0] == 0, 0, torch.ones_like(y[0]))]
-    for k in range(1, len(x)):  # 2 z[0] z[k] = 2 Re(conj(x[0]) x[k]) + the part of the coefficients between
-        linear = None if x[k] is None else (sign.conj() * x[k]).real
-        square = convolve([*x[:k], None], conjugate[:k], k, start=1)
-        known = convolve([*z, None], z, k, start=1)
-        rest = sum_of([None if square is None else square.real, _minus(known)])
-        z.append(sum_of([linear, None if rest is None else rest * 0.5]))
-    return [*y, *scale(z[1:], y[0])]
+    turned = [None if c is None else sign.conj() * c for c in x]
+    return _length(y[0], *[[None if c is None else part(c) for c in turned] for part in (torch.real, torch.imag)])
+
+
+def hypot(x: Coefficients, y: Coefficients) -> Coefficients:
+    """The root of x^2 + y^2. All derivatives are zero at zero."""
+    size = torch.hypot(x[0], y[0])
+    return _length(size, *_turned(size, x, y))
+
+
+def atan2(y: Coefficients, x: Coefficients) -> Coefficients:
+    """The angle of (x, y). All derivatives are zero at zero."""
+    size = torch.hypot(x[0], y[0])
+    along, across = [_over_size(size, part) for part in _turned(size, x, y)]
+    along[0], across[0] = torch.ones_like(size), None
+    square = add(multiply(along, along), multiply(across, across))
+    angle = _difference(integrate(None, across, divide(along, square)), integrate(None, along, divide(across, square)))
+    return [torch.atan2(y[0], x[0]), *angle[1:]]
+
+
+def _turned(size: Tensor, x: Coefficients, y: Coefficients) -> tuple[Coefficients, Coefficients]:
+    """The components of (x, y) along (x[0], y[0]), whose length is ``size``, and across it."""
+    cosine, sine = _over_size(size, [x[0], y[0]])
+    return add(scale(x, cosine), scale(y, sine)), _difference(scale(y, cosine), scale(x, sine))
+
+
+def _over_size(size: Tensor, x: Coefficients) -> Coefficients:
+    """x divided by a length, or by 1 if it is 0."""
+    safe = torch.where(size == 0, 1, size)
+    return [None if c is None else c / safe for c in x]
+
+
+def _difference(x: Coefficients, y: Coefficients) -> Coefficients:
+    return add(x, scale(y, -1))
+
+
+def _length(size: Tensor, along: Coefficients, across: Coefficients) -> Coefficients:
+    """The length of a vector, given its components along its first coefficient, whose length is ``size``, and across it.
+
+    The length is p + d for the component p along: d (2 p + d) is the square of the component across. Nothing cancels, and
+    no square of a length overflows.
+    """
+    along, across = [None, *along[1:]], [None, *across[1:]]
+    p, q = _over_size(size, along), _over_size(size, across)
+    d: Coefficients = [None]
+    for k in range(1, len(along)):
+        known = [*_over_size(size, d), None]
+        second = [sum_of([None if p[j] is None else 2 * p[j], known[j]]) for j in range(k)]
+        rest = convolve([*d, None], [*second, None], k, start=1)
+        square = convolve(across, q, k, start=1)
+        total = sum_of([square, _minus(rest)])
+        d.append(None if total is None else total * 0.5)
+    return [size, *add(along, d)[1:]]
 
 
 def rsqrt(x: Coefficients) -> Coefficients:
@@ -200,6 +241,12 @@ def power(x: Coefficients, exponent: Any) -> Coefficients:
     if isinstance(exponent, (int, float)) and exponent == int(exponent) and abs(exponent) <= 64:
         n = int(exponent)
         return _whole_power(x, n) if n >= 0 else reciprocal(_whole_power(x, -n))
+    if not isinstance(exponent, complex) and exponent > 0:  # also right at zero
+        outer, binomial = [], 1.0
+        for k in range(len(x)):
+            outer.append(binomial * x[0].pow(exponent - k) if binomial else torch.zeros_like(x[0]))
+            binomial *= (exponent - k) / (k + 1)
+        return compose(outer, x)
     y = [x[0].pow(exponent)]
     for k in range(1, len(x)):  # x y' = p y x'
         terms = [
@@ -276,7 +323,7 @@ def atanh(x: Coefficients) -> Coefficients:
 
 
 def _one_minus_square(x: Coefficients) -> Coefficients:
-    return multiply(shift(scale(x, -1), 1), shift(x, 1))
+    return [(1 - x[0]) * (1 + x[0]), *scale(multiply(x, x)[1:], -1)]
 
 
 def atan(x: Coefficients) -> Coefficients:
@@ -284,7 +331,10 @@ def atan(x: Coefficients) -> Coefficients:
 
 
 def asinh(x: Coefficients) -> Coefficients:
-    return integrate(x[0].asinh(), x, rsqrt(shift(multiply(x, x), 1)))
+    if x[0].is_complex():
+        return integrate(x[0].asinh(), x, rsqrt(shift(multiply(x, x), 1)))
+    one = [torch.ones_like(x[0]), *[None] * (len(x) - 1)]
+    return integrate(x[0].asinh(), x, reciprocal(hypot(x, one)))  # x^2 may overflow
 
 
 def acosh(x: Coefficients) -> Coefficients:

@@ -99,10 +99,10 @@ def _dual_call(op: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: Se
             return torch_unpacked(lambda x: op(x, *args[1:], **kwargs), args[0], levels)
     if any(x.is_nested for x in tensors):
         return nested_call(op, name, composite, args, kwargs)
-    if composite:
-        return decomposed(op, args, kwargs)
     if (reference := reference_of(name)) is not None:
         return reference(*args, **kwargs)
+    if composite:
+        return decomposed(op, args, kwargs)
     if view:
         return plainly(op, args, kwargs)
     if writes:
@@ -177,7 +177,7 @@ def _differentiated(op: Any, name: str, signature: Signature, values: list[Any],
         made = [_given(name, o, t, level, levels, read) for o, t in zip(outputs, found)]
         if not in_formula():  # formulas of rules handle such outputs
             for i, at in itertools.product(not_differentiable(rule_of(name)), (level, *others)):
-                if is_differentiable(outputs[i]) and storage_of(outputs[i]) is not None:
+                if outputs[i] is not None and is_differentiable(outputs[i]) and storage_of(outputs[i]) is not None:
                     forget(outputs[i], at, f"{signature.output_names[i]} of {name}")
     return tuple(made) if len(signature.returns) > 1 else made[0]
 

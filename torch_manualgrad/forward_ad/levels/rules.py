@@ -29,8 +29,12 @@ _UNKNOWN = (
     "(torch_manualgrad.rule), or make it a torch_manualgrad.custom_op with impl_jvp."
 )
 
-# Called by composite functions that see no differentiated input; at dual levels they cannot see one.
-_REFERENCES: dict[str, Callable[..., Any]] = {"aten::_linalg_eigvals": lambda self: torch.linalg.eig(self)[0]}
+# Operators that composite functions call, or that are composite and call no other, if they see no differentiated input. At
+# dual levels they cannot see one.
+_REFERENCES: dict[str, Callable[..., Any]] = {
+    "aten::_linalg_eigvals": lambda self: torch.linalg.eig(self)[0],
+    "aten::max_pool1d": lambda self, *args, **kwargs: torch.ops.aten.max_pool1d_with_indices(self, *args, **kwargs)[0],
+}
 
 
 def reference_of(name: str) -> Callable[..., Any] | None:

@@ -1,0 +1,67 @@
+"""Taylor series at zeros, and at very small and very large arguments, by closed forms."""
+
+import pytest
+import torch
+
+import torch_manualgrad as mg
+
+F64 = torch.float64
+
+# name: (function, point, first derivatives)
+CASES = {
+    "x ** 2.5": (lambda x: x**2.5, 0.0, [0.0, 0.0]),
+    "x ** 100": (lambda x: x**100, 0.0, [0.0, 0.0, 0.0]),
+    "|x| ** 1.5": (lambda x: x.abs() ** 1.5, 0.0, [0.0]),
+    "0 ** x": (lambda x: torch.pow(0.0, x), 2.0, [0.0, 0.0]),
+    "x ** (x + 2)": (lambda x: torch.pow(x, x + 2), 0.0, [0.0, 2.0]),
+    "hypot, large": (lambda x: torch.hypot(x, x), 1e200, [2**0.5]),
+    "hypot, small": (lambda x: torch.hypot(x, torch.zeros_like(x)), 1e-160, [1.0, 0.0, 0.0]),
+    "hypot, at zero": (lambda x: torch.hypot(x, torch.zeros_like(x)), 0.0, [0.0, 0.0]),
+    "hypot, of one": (lambda x: torch.hypot(x, torch.ones_like(x)), 0.0, [0.0, 1.0, 0.0, -3.0]),
+    "abs of a complex number": (lambda x: torch.complex(x, x * 0).abs(), 1e-160, [1.0, 0.0]),
+    "atan2, large": (lambda x: torch.atan2(x, torch.full_like(x, 1e200)), 1e200, [0.5e-200]),
+    "atan2, small": (lambda x: torch.atan2(x, torch.full_like(x, 1e-200)), 1e-200, [0.5e200]),
+    "asinh, large": (torch.asinh, 1e200, [1e-200]),
+    "asin, small": (torch.asin, 1e-20, [1.0, 1e-20, 1.0]),
+    "acos, small": (torch.acos, 1e-20, [-1.0, -1e-20, -1.0]),
+    "atanh, small": (torch.atanh, 1e-20, [1.0, 2e-20, 2.0]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_closed_forms(case):
+    function, at, expected = CASES[case]
+    x = torch.tensor(at, dtype=F64)
+    found = mg.forward_ad.directional(function, x, torch.ones_like(x), len(expected))
+    torch.testing.assert_close(torch.stack(list(found)), torch.tensor(expected, dtype=F64), rtol=1e-14, atol=0)
+
+
+def test_single_precision():
+    x = torch.tensor([1e20])
+    (found,) = mg.forward_ad.directional(lambda x: torch.hypot(x, x), x, torch.ones(1), 1)
+    torch.testing.assert_close(found, torch.tensor([2**0.5]))
+
+
+def test_neighbours_of_a_zero():
+    x = torch.tensor([0.0, 1.0], dtype=F64)
+    found = mg.forward_ad.hessian_diagonal(lambda x: (x**2.5).sum())(x)
+    torch.testing.assert_close(found, torch.tensor([0.0, 3.75], dtype=F64))
+
+
+def test_against_nested_jvps():
+    x, one = torch.tensor(0.7, dtype=F64), torch.ones((), dtype=F64)
+    for function in (
+        lambda x: torch.hypot(x.sin(), x.exp()),
+        lambda x: torch.atan2(x.sin(), x.exp()),
+        lambda x: torch.complex(x.sin(), x.cos() * x).abs(),
+        lambda x: (x + 1).pow(x.sin()),
+        lambda x: x**2.5,
+        torch.asinh,
+    ):
+        slope = function
+        expected = []
+        for _ in range(4):
+            slope = (lambda f: lambda x: torch.func.jvp(f, (x,), (one,))[1])(slope)
+            with mg.override("*"):
+                expected.append(slope(x))
+        torch.testing.assert_close(list(mg.forward_ad.directional(function, x, one, 4)), expected, rtol=1e-13, atol=0)
