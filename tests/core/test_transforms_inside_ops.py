@@ -5,11 +5,12 @@ import warnings
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
-import torch_manualgrad as mg
 from helpers.tensors import random, same
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+
+import torch_manualgrad as mg
 
 X, ROWS = random(3), random(2, 3, seed=1)
 

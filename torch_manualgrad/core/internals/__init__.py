@@ -296,6 +296,7 @@ __all__ = [
     "is_autocast_enabled",
     "is_batched",
     "is_below_autograd",
+    "is_compiled",
     "is_composite",
     "is_distributed",
     "is_dynamo_at_work",
