@@ -203,3 +203,15 @@ def test_a_lost_cross_term_is_found(monkeypatch):
 
 def test_the_names():
     assert {"jet", "laplacian", "weighted_laplacian", "biharmonic", "hvp", "ggn_vp"} <= {*forward_ad.__all__}
+
+
+def test_products_with_the_hessian_have_the_rules_of_the_package():
+    x, index = torch.rand(2, 3, dtype=torch.float64), torch.zeros(2, 3, dtype=torch.long)
+
+    def f(x):
+        return x.scatter_reduce(1, index, x * x, "prod").sum()
+
+    matrix, v = torch.autograd.functional.hessian(f, x).reshape(6, 6), torch.rand(2, 3, dtype=torch.float64)
+    expected = (matrix @ v.reshape(6)).reshape(2, 3)
+    torch.testing.assert_close(hvp(f, x, v), expected)  # wrong by PyTorch's rule of scatter_reduce
+    torch.testing.assert_close(ggn_vp(lambda x: x, f, x, v), expected)

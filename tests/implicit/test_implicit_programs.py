@@ -372,3 +372,22 @@ def test_a_solver_may_write_to_its_start():
     close(solve(start, a), a.sqrt())
     assert start.eq(1).all()
     close(grad(lambda a: solve(a, a).sum())(a), 0.5 / a.sqrt())
+
+
+def test_an_equation_whose_derivative_pytorch_batches_wrongly():
+    points, p = random(4, 2), random(3, 2, seed=1)
+
+    def step(x, p):
+        return p + 0.1 * torch.cdist(x, points)[:, :2]
+
+    def repeated(p):
+        x = torch.zeros_like(p)
+        for _ in range(60):
+            x = step(x, p)
+        return x
+
+    def solved(p):
+        return mg.implicit.fixed_point(step, lambda f, x0, p: repeated(p))(torch.zeros_like(p), p)
+
+    close(torch.func.jacrev(solved)(p), torch.autograd.functional.jacobian(repeated, p))
+    assert not mg.active()

@@ -409,3 +409,13 @@ def test_a_constant_has_an_empty_wirtinger_pair():
     z = example(3, dtype=torch.complex128)
     by_z, by_conj = mg.sparse_jacobian(lambda z: torch.ones(2), wirtinger=True)(z)
     assert by_z.shape == by_conj.shape == (2, 3) and by_z.dtype == torch.complex128
+
+
+def test_functions_whose_derivatives_pytorch_batches_wrongly():
+    points, x, index = example(4, 2), example(3, 2), torch.zeros(3, 2, dtype=torch.long)
+    for f in (lambda x: torch.cdist(x, points), lambda x: x.scatter_reduce(1, index, x * x, "prod")):
+        expected = torch.autograd.functional.jacobian(f, x)
+        for mode in ("fwd", "rev"):
+            found = mg.sparse_jacobian(f, mode=mode, check=True)(x).to_dense()
+            torch.testing.assert_close(found, expected)
+    assert not mg.active()

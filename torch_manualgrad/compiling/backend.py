@@ -22,9 +22,10 @@ from ..core.internals import (
     trace_gradients,
     wrap_compiled,
 )
+from ..core.override.override import active_rules
 from ..custom_rules.autograd_functions import rule_of
 from . import watching
-from .function import Options, Unsupported, active_rules, lowerings
+from .function import Options, Unsupported, lowerings
 from .programs import Programs
 from .transforms import recorded, under_transforms
 

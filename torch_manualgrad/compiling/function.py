@@ -31,26 +31,18 @@ from ..core.internals import (
     version_of,
     without_first_call,
 )
-from ..core.libraries import calls_library
-from ..core.override.override import override
+from ..core.override.override import active_rules
 from ..core.schema import Signature
 from . import calls, graphs, watching
 from .lowering import by_inductor, by_operators
 from .zeros import specialized
 
-__all__ = ["Function", "Options", "Unsupported", "active_rules", "call", "lowerings"]
+__all__ = ["Function", "Options", "Unsupported", "call", "lowerings"]
 
 _library = torch.library.Library("manualgrad_compiled", "FRAGMENT")
 _library.define("call(int function, Tensor[] tensors) -> Tensor[]")
 call: Any = torch.ops.manualgrad_compiled.call.default
 _call_signature = Signature(call._schema)
-
-
-def active_rules() -> Any:
-    """The active rules; if there are none, those that improve on PyTorch."""
-    if compile_cache.rules_here()[0]:
-        return nullcontext()
-    return override(scope="process" if calls_library is None else "thread")
 
 
 class Unsupported(RuntimeError):

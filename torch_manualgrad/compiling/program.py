@@ -29,10 +29,11 @@ from ..core.internals import (
     switch_grad_mode,
     traced,
 )
+from ..core.override.override import active_rules
 from ..core.schema import is_differentiable
 from ..core.versions import reached
 from . import graphs, regions
-from .function import Function, Options, Unsupported, active_rules
+from .function import Function, Options, Unsupported
 from .mixed_precision import in_float32
 from .untraced import followed, is_untraced
 

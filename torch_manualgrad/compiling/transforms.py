@@ -30,8 +30,9 @@ from ..core.internals import (
     skipped_by_dynamo,
     with_tensors,
 )
+from ..core.override.override import active_rules
 from . import watching
-from .function import Options, Unsupported, active_rules
+from .function import Options, Unsupported
 from .program import Program
 
 __all__ = ["recorded", "under_transforms"]

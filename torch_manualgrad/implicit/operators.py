@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+from ..core.override.override import under_active_rules
 from ..programs.functions import Values, pull_back
 
 __all__ = ["Adjoint", "JacobianAdjoint", "Matvec", "Operator"]
@@ -65,4 +66,4 @@ class JacobianAdjoint(Operator):
 
     def at(self, parameters: Values, like: Values) -> Callable[[Values], Values]:
         xs, rest = parameters[: self.count], parameters[self.count :]
-        return pull_back(lambda *values: self.function(values, rest), xs)[1]
+        return pull_back(under_active_rules(lambda *values: self.function(values, rest)), xs)[1]

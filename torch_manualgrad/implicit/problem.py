@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import explain
+from ..core.override.override import under_active_rules
 from ..programs.functions import Values, placed, pull_back, push_forward
 from ..programs.operator import Batched, Program, filled, node_of as solution
 from .operators import JacobianAdjoint, Operator
@@ -151,7 +152,7 @@ class Linear(Problem):
             def product(*changed: Tensor) -> Values:
                 return self.operator.at(placed(tensors, inner, changed)[n:], xs)(xs)
 
-            change = push_forward(product, [tensors[i] for i in inner], [t for _, t in moving])
+            change = push_forward(under_active_rules(product), [tensors[i] for i in inner], [t for _, t in moving])
             right = [r - c.to(r.dtype) for r, c in zip(right, change)]
         return solution(self.derivative, [*right, *tensors[n:]])
 
@@ -165,7 +166,9 @@ class Linear(Problem):
             def product(*changed: Tensor) -> Values:
                 return self.operator.at(placed(tensors, inner, changed)[n:], xs)(xs)
 
-            found.update(zip(inner, pull_back(product, [tensors[i] for i in inner])[1]([-x for x in u])))
+            found.update(
+                zip(inner, pull_back(under_active_rules(product), [tensors[i] for i in inner])[1]([-x for x in u]))
+            )
         return [found[i] for i in places]
 
 
@@ -221,7 +224,7 @@ class Root(Problem):
             return self.function(xs, placed(tensors, inner, changed)[n:])
 
         given = [t for i, t in zip(places, tangents) if i >= n]
-        right = push_forward(residual, [tensors[i] for i in inner], given)
+        right = push_forward(under_active_rules(residual), [tensors[i] for i in inner], given)
         return solution(self.tangent, [*[(-r).to(x.dtype) for r, x in zip(right, xs)], *xs, *tensors[n:]])
 
     def vjp(self, xs: Values, tensors: Values, places: Sequence[int], grads: Sequence[Tensor | None]) -> Values:
@@ -234,7 +237,9 @@ class Root(Problem):
             def residual(*changed: Tensor) -> Values:
                 return self.function(xs, placed(tensors, inner, changed)[n:])
 
-            found.update(zip(inner, pull_back(residual, [tensors[i] for i in inner])[1]([-x for x in u])))
+            found.update(
+                zip(inner, pull_back(under_active_rules(residual), [tensors[i] for i in inner])[1]([-x for x in u]))
+            )
         return [found[i] for i in places]
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..arguments import ArgumentError, checked, described
 from ..core.internals import transforms_in_dual_level
+from ..core.override.override import under_active_rules
 from .coloring import Ordering, colored
 from .compression import Compression, chunk_for
 from .constants import Constants
@@ -28,7 +29,7 @@ Coloring = Literal["star", "acyclic", "columns"]
 
 
 def _gradient(f: Callable[..., Any], args: Any) -> Callable[[Tensor], Tensor]:
-    return torch.func.grad(lambda x: f(x, *args))
+    return torch.func.grad(under_active_rules(lambda x: f(x, *args)))
 
 
 def _product(f: Callable[..., Any], x: Tensor, args: Any, mode: str) -> Callable[[Tensor], Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import ArgumentError, checked
+from ..core.override.override import under_active_rules
 from .coloring import Ordering, colored
 from .compression import Compression, backward_product, chunk_for, forward_product
 from .constants import Constants
@@ -280,7 +281,7 @@ class SparseJacobian:
 def _has_forward(f: Callable[..., Any], x: Tensor, args: Any) -> bool:
     """Whether the function has a jvp."""
     try:
-        torch.func.jvp(lambda x: f(x, *args), (x,), (torch.zeros_like(x),))
+        torch.func.jvp(under_active_rules(lambda x: f(x, *args)), (x,), (torch.zeros_like(x),))
     except NotImplementedError:
         return False
     return True

@@ -5,15 +5,18 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.overrides import resolve_name
 
-from .. import activation
+from .. import activation, compile_cache
 from ..engine import sharding
+from ..internals import wrapped_attributes
+from ..libraries import calls_library
 from ..once import refuse_reload
 from ..rule.definition import Rule, rules
 from . import compiled_calls, memory as _memory  # noqa: F401  # it depends on the active handles
@@ -30,9 +33,11 @@ __all__ = [
     "Handle",
     "ModuleOverride",
     "active",
+    "active_rules",
     "install",
     "override",
     "override_module",
+    "under_active_rules",
     "uninstall",
     "unregister",
 ]
@@ -352,6 +357,26 @@ def unregister() -> None:
 
 
 # -- an override of one module: its calls, and their backwards, wherever the module is used ---------------------------------
+
+
+def active_rules() -> Any:
+    """Context manager: the active rules; if there are none, those that improve on PyTorch."""
+    if compile_cache.rules_here()[0]:
+        return nullcontext()
+    return override(scope="process" if calls_library is None else "thread")
+
+
+def under_active_rules(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that the package differentiates itself: its graph has the derivatives of `active_rules`."""
+
+    @functools.wraps(function, wrapped_attributes(function))
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return function(*args, **kwargs)
+        with active_rules():
+            return function(*args, **kwargs)
+
+    return call
 
 
 class _Forward:

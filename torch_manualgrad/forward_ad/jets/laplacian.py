@@ -21,6 +21,7 @@ from torch import Tensor
 
 from torch_manualgrad.arguments import ArgumentError, checked, named
 from torch_manualgrad.core.internals import pytree, values_readable
+from torch_manualgrad.core.override.override import under_active_rules
 
 from .arguments import check_at_least, check_batch_dims, check_like, check_numbers
 from .compiled import compiled_if_f_is
@@ -211,7 +212,7 @@ def hvp(f: Callable[[Tensor], Tensor], x: Tensor, v: Tensor) -> Tensor:
         ValueError: ``v`` does not have the shape of ``x``, or is complex where ``x`` is real.
     """
     check_like("hvp: v", v, "x", x)
-    return torch.func.jvp(torch.func.grad(f), (x,), (v,))[1]
+    return torch.func.jvp(torch.func.grad(under_active_rules(f)), (x,), (v,))[1]
 
 
 @checked
@@ -231,6 +232,7 @@ def ggn_vp(model: Callable[[Tensor], Tensor], loss: Callable[[Tensor], Tensor], 
         TypeError, ValueError: as in `hvp`.
     """
     check_like("ggn_vp: v", v, "x", x)
+    model = under_active_rules(model)
     output, pullback = torch.func.vjp(model, x)  # type: ignore[misc]
     tangent = torch.func.jvp(model, (x,), (v,))[1]
     return pullback(hvp(loss, output, tangent))[0]
