@@ -595,3 +595,27 @@ def test_an_attribute_of_an_argument_is_returned(function):
             lambda f: torch.func.vjp(f, x)[0],
         ):
             torch.testing.assert_close(transform(compiled), transform(function))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: F.group_norm(x, 2, w),
+        lambda x, w: F.group_norm(x, 2, w, w),
+        lambda x, w: F.batch_norm(x, torch.zeros(4).to(x), torch.ones(4).to(x), w, w, False),
+        lambda x, w: F.batch_norm(x, None, None, w, None, True),
+        lambda x, w: F.instance_norm(x, None, None, w, w),
+        lambda x, w: F.layer_norm(x, (4,), w),
+    ],
+)
+def test_forward_mode_of_normalizations_whose_weights_have_no_tangent(function):
+    x, w = torch.randn(2, 4, 4, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
+    compiled = mg.compile(function, lowering="eager", fullgraph=True)
+    with mg.override():
+        expected = torch.func.jvp(function, (x, w), (x.cos(), w.sin()))
+        torch.testing.assert_close(torch.func.jvp(compiled, (x, w), (x.cos(), w.sin())), expected)
+        for transform in (
+            lambda f: torch.func.jvp(lambda x: f(x, w), (x,), (x.cos(),)),
+            lambda f: torch.func.hessian(lambda x: f(x, w).sin().sum())(x),
+        ):
+            torch.testing.assert_close(transform(compiled), transform(function))

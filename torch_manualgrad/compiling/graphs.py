@@ -7,6 +7,7 @@ Those of the program itself are written as `stop` before.
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from ..core.internals import (
     OpOverload,
     Sizes,
     dual,
+    has_tangent,
     is_symbol,
     partitioned,
     some_dual_level,
@@ -670,10 +672,40 @@ def pushed_forward(
         return tuple(found[i] for i in moved)
 
     moved: list[int] = []
-    run = runner(graph)
+    run = runner(_with_zero_tangents(graph))
     with mode:
         tangents = [torch.empty_like(fakes[i]) for i in moving]
     return trace(tangents_of, [*fakes, *tangents], mode), tuple(moved)
+
+
+# The jvps of PyTorch make zeros for weights without a tangent, which are no fake tensors.
+_AFFINE = {
+    aten.native_group_norm, aten.native_batch_norm, aten._native_batch_norm_legit, aten._native_batch_norm_legit_functional,
+    aten._native_batch_norm_legit_no_training, aten._batch_norm_with_update, aten._batch_norm_with_update_functional,
+}  # fmt: skip
+_WEIGHTS = ("weight", "bias")
+
+
+def _with_zero_tangents(graph: fx.GraphModule) -> fx.GraphModule:
+    """The graph, where the weights of normalizations have tangents, of zero if no others."""
+    if not any(getattr(node.target, "overloadpacket", None) in _AFFINE for node in graph.graph.nodes):
+        return graph
+    made = fx.GraphModule(graph, copy.deepcopy(graph.graph))
+    for node in list(made.graph.nodes):
+        if getattr(node.target, "overloadpacket", None) in _AFFINE:
+            with made.graph.inserting_before(node):
+                node.args = tuple(
+                    made.graph.call_function(_with_tangent, (a,))
+                    if isinstance(a, fx.Node) and known.name in _WEIGHTS
+                    else a
+                    for a, known in zip(node.args, node.target._schema.arguments)
+                )
+    made.recompile()
+    return made
+
+
+def _with_tangent(x: Tensor) -> Tensor:
+    return x if has_tangent(x) else dual(unattached(x), torch.zeros_like(x))
 
 
 def batched(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -360,6 +360,9 @@ class Ragged:
         Raises:
             ValueError: no components, components without dims, or sizes that differ in a dim that may not be ragged.
         """
+        if not isinstance(components, Iterable) or isinstance(components, (Tensor, str)):
+            raise TypeError(f"components: expected a sequence of tensors, got {described(components)}")
+        components = [dense(f"components[{k}]", c) for k, c in enumerate(components)]
         if not components:
             raise ValueError("components: expected at least one; to pack none, call Ragged with values and shape")
         sizes = [list(c.shape) for c in components]
@@ -519,6 +522,10 @@ class Ragged:
             IndexError: no such dim.
             TypeError: lengths of another dtype.
         """
+        dense("padded", padded)
+        for name, x in (("lengths", lengths), ("offsets", offsets)):
+            if x is not None:
+                dense(name, x)
         values, offsets, ragged_dim = taken(padded, lengths, offsets, ragged_dim, total)
         shape: list[int | None] = list(padded.shape)
         shape[ragged_dim] = None
@@ -528,13 +535,22 @@ class Ragged:
 # -- checks of the parts ----------------------------------------------------------------------------------------------
 
 
+def dense(name: str, x: Any) -> Tensor:
+    """The argument ``name``, a dense tensor.
+
+    Raises:
+        TypeError: it is not one.
+    """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: expected a Tensor, got {described(x)}")
+    if x.is_nested or x.layout is not torch.strided:
+        raise TypeError(f"{name}: expected a dense Tensor, got {described(x)}")
+    return x
+
+
 def _check_types(values: Any, offsets: Any, shape: Any, sizes: Any) -> None:
     """Check that a user's arguments are tensors and sizes. Transforms build other batches without this check."""
-    for name, x in (("values", values), ("offsets", offsets)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name}: expected a Tensor, got {described(x)}")
-        if x.is_nested or x.layout is not torch.strided:
-            raise TypeError(f"{name}: expected a dense Tensor, got {described(x)}")
+    dense("values", values), dense("offsets", offsets)
     if values.is_meta != offsets.is_meta:
         raise ValueError(
             f"offsets: expected a tensor on {values.device}, where values are, got one on {offsets.device}"

@@ -252,3 +252,32 @@ def test_a_matrix_with_the_neg_bit(function, transposed: bool) -> None:
         assert not torch.allclose(gradient(given), expected)  # PyTorch's is that of the transpose
     with mg.override("*"):
         torch.testing.assert_close(gradient(given), expected)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("rules", [(), ("*",)])
+def test_a_matrix_that_is_not_finite_leaves_the_others_alone(rules, value):
+    """Singular values of such a matrix raise."""
+    A = torch.randn(2, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    A[0, 0, 0] = value
+
+    def loss(A):
+        return torch.linalg.det(A).square().sum()
+
+    one = A[1:].clone()
+    with mg.override(*rules):
+        for transform in (
+            lambda f: torch.func.grad(f),
+            lambda f: lambda A: torch.func.grad(lambda A: torch.func.grad(f)(A).square().sum())(A),
+            lambda f: lambda A: torch.func.jvp(torch.func.grad(f), (A,), (A.clamp(-1, 1).nan_to_num(),))[1],
+            lambda f: (
+                lambda A: torch.func.jvp(
+                    lambda A: torch.func.jvp(torch.linalg.det, (A,), (torch.ones_like(A),))[1],
+                    (A,),
+                    (torch.ones_like(A),),
+                )[1]
+            ),
+        ):
+            found = transform(loss)(A)
+            torch.testing.assert_close(found[1:], transform(loss)(one))
+            assert not found[0].isfinite().all()

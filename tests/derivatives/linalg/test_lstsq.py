@@ -252,3 +252,16 @@ def test_shapes_that_do_not_fit_raise():
     A = random(3, 2, dtype=F64)
     with pytest.raises(RuntimeError), ours():
         torch.linalg.lstsq(A.requires_grad_(), random(2, 1, dtype=F64))
+
+
+def test_a_matrix_that_is_not_finite_leaves_the_others_alone():
+    generator = torch.Generator().manual_seed(0)
+    A, b = (torch.randn(2, 3, n, dtype=torch.float64, generator=generator) for n in (3, 1))
+    A[0, 0, 0] = float("inf")
+
+    def loss(A, b):
+        return torch.linalg.lstsq(A, b)[0].square().sum()
+
+    with mg.override():
+        for f in (torch.func.grad(loss), torch.func.grad(lambda A, b: torch.func.grad(loss)(A, b).square().sum())):
+            torch.testing.assert_close(f(A, b)[1:], f(A[1:].clone(), b[1:]))

@@ -188,9 +188,12 @@ def transforms_usable_below() -> Iterator[None]:
 def transforms_usable_on_fake() -> Iterator[None]:
     """Context manager: a fake kernel, which runs below autograd, may call ``torch.func``."""
     excluded = torch._C._dispatch_tls_local_exclude_set()
-    for key in (*_OFF_IN_CALLS[:3], *_OFF_BELOW_AUTOGRAD):
+    for key in (
+        *_OFF_IN_CALLS[:3],
+        _OFF_BELOW_AUTOGRAD[-1],
+    ):  # not those of autograd, which torch.func needs only at its levels
         excluded = excluded.remove(key)
-    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded), torch.no_grad():
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded):
         yield
 
 

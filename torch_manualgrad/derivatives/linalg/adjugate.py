@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from .common import eye_like
+from .common import eye_like, of_finite
 
 # The number of smallest singular values that may vanish in `adjugate`, which does not divide by them. A block of 4 is
 # right for second derivatives at rank n - 2 and for fourth derivatives at rank n - 4.
@@ -66,11 +66,15 @@ def adjugate(A: Tensor) -> Tensor:
         A: (*, n, n), real or complex, $n >= 1$.
 
     Returns:
-        (*, n, n).
+        (*, n, n); nan for matrices that are not finite.
 
     References:
         G. W. Stewart, On the adjugate matrix, 1998, doi:10.1016/S0024-3795(98)10098-8.
     """
+    return of_finite(_by_singular_values, A)
+
+
+def _by_singular_values(A: Tensor) -> Tensor:
     n = A.shape[-1]
     A0 = A.detach()
     U, s, Vh = torch.linalg.svd(A0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -63,6 +64,14 @@ def magnitude(A: Tensor) -> Tensor:
         return torch.ones((), dtype=A.dtype, device=A.device).abs()
     largest = A.detach().abs().amax((-2, -1), keepdim=True)
     return torch.where(largest > 0, largest, 1)
+
+
+def of_finite(function: Callable[[Tensor], Tensor], A: Tensor) -> Tensor:
+    """``function(A)`` of matrices with a decomposition that raises unless all entries are finite. Other matrices give nan."""
+    finite = A.detach().isfinite().all(-1).all(-1)[..., None, None]
+    found = function(torch.where(finite, A, 0))
+    unknown = torch.where(finite, 0, A) * math.nan  # a tensor of nan would have derivatives of zero
+    return torch.where(finite, found, unknown if found.shape == A.shape else unknown.mT)
 
 
 def eye_like(X: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ Note:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ from torch import Tensor
 
 from torch_manualgrad.core.rule import formula, rule
 
-from .common import magnitude
+from .common import magnitude, of_finite
 from .pinv import pinv_backward, pinv_jvp, pinv_truncated_backward, pinv_truncated_jvp
 
 
@@ -51,7 +52,7 @@ def _pinv(A: Tensor, rank: Tensor, rcond: float | None) -> Tensor:
         rcond = 0.0
     elif rcond is not None and rcond < 0:
         rcond = torch.finfo(A.dtype).eps
-    return torch.linalg.pinv(A, rtol=rcond)
+    return of_finite(partial(torch.linalg.pinv, rtol=rcond), A)
 
 
 @formula(kernel=("default",))
