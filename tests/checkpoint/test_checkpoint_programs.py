@@ -575,8 +575,37 @@ def test_a_large_buffer_that_has_changed_raises():
     x = random(2, 200).requires_grad_()
     y = checkpoint(net)(x)
     net.table.add_(1)
-    with pytest.raises(RuntimeError, match="the buffer table, .* was written to after the call"):
+    with pytest.raises(RuntimeError, match="the tensor table, .* was written to after the call"):
         torch.autograd.grad(y.sum(), x)
+
+
+def test_a_tensor_that_is_no_buffer_and_has_changed_raises():
+    class Object:
+        def __init__(self):
+            self.table = torch.ones(2)
+
+        def __call__(self, x):
+            return x * self.table
+
+    x, table, thing = torch.ones(2, requires_grad=True), torch.ones(2), Object()
+    for f, changed, name in ((lambda x: x * table, table, "table"), (thing, thing.table, r"Object\.table")):
+        y, z = mg.checkpoint(f)(x), mg.checkpoint(f)(x)
+        close(torch.autograd.grad(z.sum(), x)[0], torch.ones(2))
+        changed.mul_(3)
+        with pytest.raises(RuntimeError, match=f"the tensor {name}, .* was written to after the call"):
+            torch.autograd.grad(y.sum(), x)
+
+
+def test_a_tensor_that_the_function_counts_in_may_change():
+    x, calls = torch.ones(2, requires_grad=True), torch.zeros(())
+
+    def f(x):
+        calls.add_(1)
+        return x.sin()
+
+    y = mg.checkpoint(f)(x)
+    calls.add_(1)
+    close(torch.autograd.grad(y.sum(), x)[0], torch.ones(2).cos())
 
 
 def test_a_write_to_an_argument_raises():

@@ -208,6 +208,13 @@ KEEP = {
     "a product with CSR": lambda x: SPARSE.to_sparse_csr() @ x,
     "eval batch norm": lambda x: torch.nn.functional.batch_norm(x, x[0].sin(), x[1].exp()),
     "a covariance": lambda x: x.sin().cov(),
+    "a circular padding": lambda x: torch.nn.functional.pad(x[None].sin(), (2, 1), mode="circular"),
+    "a circular padding that removes elements": lambda x: torch.nn.functional.pad(
+        x[None].sin(), (-1, 2), mode="circular"
+    ),
+    "a reflected padding": lambda x: torch.nn.functional.pad(x[None].sin(), (1, 1), mode="reflect"),
+    "a Vandermonde matrix": lambda x: torch.vander(x[0].sin()),
+    "a part of a Vandermonde matrix": lambda x: torch.vander(x[0].sin(), 4, increasing=True),
     "a covariance of one variable": lambda x: torch.cov(x[0].sin(), correction=0),
     "a weighted covariance": lambda x: torch.cov(
         torch.complex(x, x.sin()), fweights=torch.tensor([1, 3, 2, 1]), aweights=x[0].exp()

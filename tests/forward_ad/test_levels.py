@@ -379,6 +379,32 @@ def test_functions_that_choose_a_kernel_by_what_is_tracked(function, tracked):
         torch.testing.assert_close(tangent(function(make_dual(x, v))), expected)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: F.cross_entropy(x @ w, torch.tensor([0, 1])),
+        lambda x, w: F.conv1d(x[:, None], w[None, None, 0]),
+        lambda x, w: F.conv_transpose1d(x[:, None], w[None, None, 0]),
+        lambda x, w: torch.fft.fft(x @ w).abs(),
+        lambda x, w: torch.linalg.solve(w[:3], (x @ w).mT),
+        lambda x, w: torch.linalg.multi_dot([x, w, w.mT]),
+        lambda x, w: F.kl_div(x @ w, w[:2].sigmoid(), reduction="sum"),
+        lambda x, w: F.softmax(x @ w, -1),
+        lambda x, w: F.bilinear(x, x, w[None, :, :1].expand(2, 4, 4)),
+    ],
+)
+def test_autocast(function):
+    x, v = torch.randn(2, 2, 4, generator=torch.Generator().manual_seed(0))
+    w = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value, expected = torch.func.jvp(lambda x: function(x, w), (x,), (v,))
+        with dual_level():
+            found = function(make_dual(x, v), w)
+            assert found.dtype == value.dtype and tangent(found).dtype == expected.dtype
+            torch.testing.assert_close(unpack_dual(found).primal, value)
+            torch.testing.assert_close(tangent(found), expected, rtol=2e-2, atol=2e-2)
+
+
 def test_recurrent_layers_that_are_not_tracked():
     layer, x = torch.nn.LSTM(4, 3).requires_grad_(False), torch.rand(2, 3, 4)
     _, expected = torch.func.jvp(lambda x: layer(x)[0], (x,), (x,))

@@ -92,7 +92,7 @@ class _Reading(Watch):
     def changed_error(self, name: str) -> RuntimeError:
         """The error for a buffer with this name."""
         return RuntimeError(
-            f"checkpoint: the buffer {name}, which {self.what} reads, was written to after the call, so that the backward "
+            f"checkpoint: the tensor {name}, which {self.what} reads, was written to after the call, so that the backward "
             "cannot compute the same again"
         )
 
@@ -119,6 +119,7 @@ class _Call(Recomputed):
         name: of the function, in errors.
         held: the tensors of the modules that the function can reach.
         modes: these modules, and whether each is in training.
+        untracked: the other tensors that the function can reach, with names.
         plain: whether no transform and no dual level is active in the call.
         compiled: whether the function can reach one that ``torch.compile`` has made.
     """
@@ -134,6 +135,7 @@ class _Call(Recomputed):
         name: str,
         held: Sequence[tuple[dict[str, Any], str, Any]],
         modes: Sequence[tuple[torch.nn.Module, bool]],
+        untracked: Sequence[tuple[Tensor, str]],
         plain: bool,
         compiled: bool,
     ) -> None:
@@ -150,6 +152,7 @@ class _Call(Recomputed):
         with in_clean_state() if small and not plain else contextlib.nullcontext():  # a transform would wrap the copies
             self._copies = {i: x.detach().clone() for i, x in small}
         self._versions = [(x, _version(x)) for i, x in buffers.items() if i not in self._copies]
+        self._untracked = [(x, what, _version(x)) for x, what in untracked]
         self._written: set[int] = set()  # the ids of the other buffers that the call writes to
         self._known = dict(known)
         super().__init__(self._computed)
@@ -209,6 +212,7 @@ class _Call(Recomputed):
             with self._random.seen():
                 out = self._called(self._first, tensors, self._reading(tensors, True, {}))
             self._check_writes(tensors, versions)
+        self._untracked = [(x, what, version) for x, what, version in self._untracked if _version(x) == version]
         self.out = result_tree(out, self.name)
         results = distinct(self.out.tensors, tensors)
         self.out.release()
@@ -234,6 +238,7 @@ class _Call(Recomputed):
         ]
         before = {id(x): version for x, version in self._versions if id(x) not in self._written}
         changed = {id(x): key for _, key, x in self._held if id(x) in before and _version(x) != before[id(x)]}
+        changed |= {id(x): what for x, what, version in self._untracked if _version(x) != version}
         with self._random.restored(), _put_back(held, self._modes), replay or contextlib.nullcontext():
             found = self._called(self._later, values, self._reading(values, False, changed))
         if replay is not None:
@@ -379,7 +384,8 @@ def _checkpointed(
     reached: dict[int, Any] = {}
     if isinstance(f, torch.nn.Module) and any(map(is_lazy, f.parameters())):
         return f(*args, **kwargs)  # a lazy module, whose first call makes its parameters
-    known = suspects([(f, name), *others], reached)
+    untracked: dict[int, tuple[Tensor, str]] = {}
+    known = suspects([(f, name), *others], reached, untracked)
     inputs, places = [substituted(x) for x in tensors], []
     for original, _ in known.values():
         x = substituted(original)
@@ -392,6 +398,7 @@ def _checkpointed(
         return f(*args, **kwargs)
     needs = [x.requires_grad for x in inputs]
     held, modes = _held_by(reached.values()), _modes_of(reached.values())
+    of_modules = {id(x) for *_, x in held}
     made = _Call(
         f,
         tree,
@@ -402,6 +409,7 @@ def _checkpointed(
         name,
         held,
         modes,
+        [x for i, x in untracked.items() if i not in of_modules],
         plain,
         any(map(is_compiled, reached.values())),
     )

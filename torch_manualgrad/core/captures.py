@@ -114,12 +114,17 @@ def substituted(x: Tensor) -> Tensor:
     return x
 
 
-def suspects(functions: Sequence[tuple[Any, str]], seen: dict[int, Any] | None = None) -> dict[int, tuple[Tensor, str]]:
+def suspects(
+    functions: Sequence[tuple[Any, str]],
+    seen: dict[int, Any] | None = None,
+    untracked: dict[int, tuple[Tensor, str]] | None = None,
+) -> dict[int, tuple[Tensor, str]]:
     """The tracked tensors that functions can reach, by their ids, with names.
 
     Args:
         functions: with their names.
         seen: collects all objects that the functions can reach, such as modules, by their ids.
+        untracked: collects the other tensors, like the result.
     """
     found: dict[int, tuple[Tensor, str]] = {}
     seen = {} if seen is None else seen
@@ -127,6 +132,8 @@ def suspects(functions: Sequence[tuple[Any, str]], seen: dict[int, Any] | None =
         for name, x in reachable(function, what, seen):
             if is_followed(substituted(x)):
                 found.setdefault(id(x), (x, name))
+            elif untracked is not None:
+                untracked.setdefault(id(x), (x, name))
     return found
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import _functorch
+from torch.utils import _pytree as pytree
 
 from .functorch import count_own_levels, in_functorch
 from .tracing import eager_where
@@ -129,8 +130,23 @@ def packing_later(around: Callable[[], Any]) -> Iterator[None]:
             box.value = pack(x)  # type: ignore[arg-type]
 
 
+_AUTOCAST = {
+    kind: torch._C._dispatch_key_parse(f"Autocast{kind.upper()}")
+    for kind in ("cpu", "cuda", "xpu", "mps", "hpu", "mtia")
+}
+
+
 def decomposed(op: Any, args: Any, kwargs: Any) -> Any:
-    """Decompose a composite operator, in C++ if it is written there."""
+    """Decompose a composite operator, in C++ if it is written there. Autocast may cast its arguments first."""
+    device = next((x.device.type for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)), "")
+    autocast = _AUTOCAST.get(device)
+    if (
+        autocast is not None
+        and torch.is_autocast_enabled(device)
+        and not torch._C._dispatch_tls_local_exclude_set().has(autocast)
+        and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), f"Autocast{device.upper()}")
+    ):
+        return op._op_dk(autocast, *args, **kwargs)
     return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 

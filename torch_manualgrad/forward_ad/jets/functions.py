@@ -1,4 +1,4 @@
-"""Functions of torch that read values to check their arguments, rewritten with operators on jets.
+"""Functions of torch that read values to check their arguments, or write to new tensors, rewritten with operators on jets.
 
 The checks are PyTorch's: each function is first called with the values, and that result is dropped.
 """
@@ -59,6 +59,24 @@ def _gaussian_nll_loss(
     return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
 
 
+def _pad(input: Any, pad: Any, mode: str = "constant", value: float | None = None) -> Any:
+    if mode != "circular":
+        return torch._C._nn.pad(input, pad, mode, value)
+    F.pad(_value(input), pad, mode, value)
+    for k, (before, after) in enumerate(zip(pad[::2], pad[1::2])):
+        dim = input.ndim - 1 - k
+        first, last = max(-before, 0), input.shape[dim] - max(-after, 0)  # negative numbers remove elements first
+        places = torch.arange(-max(before, 0), last - first + max(after, 0), device=input.device) % (last - first)
+        input = input.index_select(dim, first + places)
+    return input
+
+
+def _vander(x: Any, N: int | None = None, increasing: bool = False) -> Any:
+    torch.vander(_value(x), N, increasing)
+    powers = torch.arange(len(x) if N is None else N, dtype=x.dtype, device=x.device)
+    return x.unsqueeze(-1) ** (powers if increasing else powers.flip(0))
+
+
 def _value(x: Any) -> Any:
     return x.detach() if isinstance(x, Tensor) else x
 
@@ -70,4 +88,6 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.corrcoef: _corrcoef,
     Tensor.corrcoef: _corrcoef,
     F.gaussian_nll_loss: _gaussian_nll_loss,
+    F.pad: _pad,
+    torch.vander: _vander,
 }
