@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -114,7 +115,8 @@ class SavedBackward(Transposed):
         return _plain_bodies(self) if one_tensor and all(self.differentiable) else None
 
     def _save(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
-        with transforms_usable():
+        # Dynamo traces backwards, but not guards
+        with nullcontext() if torch.compiler.is_dynamo_compiling() else transforms_usable():
             return self.save.function(self.signature.Inputs(*inputs), _named_outputs(self.signature, outputs))
 
 

@@ -61,7 +61,7 @@ def _gaussian_nll_loss(
 
 def _pad(input: Any, pad: Any, mode: str = "constant", value: float | None = None) -> Any:
     if mode != "circular":
-        return torch._C._nn.pad(input, pad, mode, value)
+        return torch.ops.aten.pad(input, pad, mode, value)
     F.pad(_value(input), pad, mode, value)
     for k, (before, after) in enumerate(zip(pad[::2], pad[1::2])):
         dim = input.ndim - 1 - k
