@@ -44,7 +44,11 @@ def test_no_tangent_is_lost(info, grad_mode):
             except (RuntimeError, NotImplementedError, ValueError):  # PyTorch has no forward mode without gradients
                 continue
             with dual_level():
-                found = function(make_dual(x.clone(), v))
+                try:
+                    found = function(make_dual(x.clone(), v))
+                except NotImplementedError as error:  # it reads a running statistic
+                    assert "is unknown" in str(error)
+                    continue
                 for y, e in zip(found, expected):
                     try:
                         t = unpack_dual(y).tangent

@@ -708,12 +708,32 @@ def _with_tangent(x: Tensor) -> Tensor:
     return x if has_tangent(x) else dual(unattached(x), torch.zeros_like(x))
 
 
+def _without_strided_writes(graph: fx.GraphModule) -> fx.GraphModule:
+    """The graph without ``as_strided_scatter``, which PyTorch cannot batch, where its first argument is contiguous."""
+    target = aten.as_strided_scatter.default
+    if not graph.graph.find_nodes(op="call_function", target=target):
+        return graph
+    made = fx.GraphModule(graph, copy.deepcopy(graph.graph))
+    for node in made.graph.find_nodes(op="call_function", target=target):
+        if node.args[0].meta["val"].is_contiguous():
+            node.target = _write_at_places
+    made.recompile()
+    return made
+
+
+def _write_at_places(x: Tensor, source: Tensor, size: Sequence[int], stride: Sequence[int], offset: int = 0) -> Tensor:
+    places = torch.full(tuple(size), offset or 0, device=x.device)
+    for d, (n, step) in enumerate(zip(size, stride)):
+        places = places + torch.arange(n, device=x.device).reshape(-1, *[1] * (len(size) - 1 - d)) * step
+    return x.reshape(-1).index_copy(0, places.reshape(-1), source.reshape(-1)).reshape(x.shape)
+
+
 def batched(
     graph: fx.GraphModule, fakes: Sequence[Any], mode: Any, dims: Sequence[int | None], randomness: str
 ) -> fx.GraphModule:
     """vmap of a graph. All outputs have the batch first."""
 
-    run = runner(graph)
+    run = runner(_without_strided_writes(graph))
 
     def over(*flat: Any) -> Any:
         return torch.func.vmap(lambda *xs: tuple(run(*xs)), in_dims=tuple(dims), randomness=randomness)(*flat)
