@@ -1,6 +1,7 @@
 """Dtypes, sizes and strides: those that formulas announce are those of their results, and gradients have PyTorch's."""
 
 import contextlib
+import itertools
 from contextlib import suppress
 from functools import partial
 
@@ -238,3 +239,36 @@ def test_gradients_of_reductions_have_the_strides_of_pytorchs_or_of_the_input(na
         allowed = strides_of_gradient(f, x, contextlib.nullcontext), torch.empty_like(x).stride()
         for override in (mg.override, lambda: mg.override("*")):
             assert strides_of_gradient(f, x, override) in allowed, layout
+
+
+@pytest.mark.parametrize("rules", [(), ("*",)])
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.prod,
+        torch.sin,
+        torch.linalg.pinv,
+        torch.linalg.det,
+        torch.norm,
+        lambda x: torch.cumprod(x, 0),
+        lambda x: torch.logcumsumexp(x, 0),
+        lambda x: torch.nn.functional.layer_norm(x, (3,)),
+        lambda x: x @ x * x,
+    ],
+)
+def test_second_derivatives_at_a_lazy_negation(function, rules):
+    """PyTorch cannot take a view of one that has a tangent."""
+    x = torch.randn(3, 3, dtype=torch.complex128, generator=torch.Generator().manual_seed(0)).conj().imag
+    assert x.is_neg()
+    v = torch.ones_like(x.clone())
+
+    def rev(f):
+        return torch.func.grad(lambda x: f(x).sin().sum())
+
+    def fwd(f):
+        return lambda x: torch.func.jvp(f, (x,), (v,))[1]
+
+    with mg.override(*rules):
+        for outer, inner in itertools.product((rev, fwd), repeat=2):
+            derivative = outer(inner(function))
+            torch.testing.assert_close(derivative(x), derivative(x.clone()))

@@ -344,10 +344,16 @@ def pull_back(derivative: Derivative, ctx: Any, needed: Sequence[Any], grads: Se
                 tensors, grads = _of_one_precision(tensors, grads)
             return derivative.vjp(needed, tensors, ctx.static, grads)
     if not derivative.pure or torch.is_grad_enabled() or tangents_possible((*tensors, *grads)):
+        tensors = _without_negations(tensors)
         with constants_replicated((*tensors, *grads)):
             return derivative.vjp(needed, tensors, ctx.static, grads)
     with below_autograd():
         return derivative.vjp(needed, tensors, ctx.static, grads)
+
+
+def _without_negations(values: Sequence[Any]) -> Sequence[Any]:
+    """The values, with lazy negations carried out: PyTorch cannot take a view of one that has a tangent."""
+    return [x.resolve_neg() if isinstance(x, Tensor) and x.is_neg() else x for x in values]
 
 
 def push_forward(
@@ -373,6 +379,7 @@ def push_forward(
     of_inputs, of_tangents = _memories(inputs), _memories(tangents)
     # Forward AD is on, because an outer level may differentiate the formula again.
     with forward_ad_enabled(True), set_autocast_off() if is_autocast_enabled() else nullcontext():
+        inputs = _without_negations(inputs)
         if lengths is not None:
             inputs, tangents = unflatten(inputs, lengths), tuple(unflatten(tangents, lengths))
         if out_lengths is not None:
