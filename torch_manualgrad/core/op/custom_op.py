@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pickle
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -51,6 +52,7 @@ from .implementation import (
     differentiability,
     exchange,
     implementation,
+    is_foreign,
     location_of,
 )
 from .shortcuts import CallsInLibrary, tracked_call
@@ -417,12 +419,11 @@ class CustomOp:
         fake = self._current.get("fake")
         if self._rules is not None:
             self._rules.check(self.signature, self.signature.bind(args, kwargs), self._current, fake=True)
-        with transforms_usable_on_fake():
-            if fake is not None:
-                return fake.function(*args, **kwargs)
-            return self._run_reference_on_fake(args, kwargs)
+        run = self._run_reference_on_fake if fake is None else fake.function
+        with transforms_usable_on_fake() if is_foreign(self.reference) else nullcontext():
+            return run(*args, **kwargs)
 
-    def _run_reference_on_fake(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _run_reference_on_fake(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return self.reference(*args, **kwargs)
         except Exception as error:
@@ -437,7 +438,7 @@ class CustomOp:
         if self._differentiable and "vmap" not in self._current:  # on batched tensors, whose own vmap rules do the rest
             if self._batched and not is_followed_outside(list(tensors_in((*args, *kwargs.values())))):
                 return self._current["default"].function(*args, **kwargs)
-            with transforms_usable():
+            with transforms_usable() if is_foreign(self.reference) else nullcontext():
                 return self.reference(*args, **kwargs)
 
         def call(*values: Any) -> Any:
@@ -448,7 +449,7 @@ class CustomOp:
             chosen = self._current.get("vmap")
             positional, keywords = self.signature.split(values)
             if chosen is not None:
-                with transforms_usable_below():
+                with transforms_usable_below() if is_foreign(chosen.function) else nullcontext():
                     found = chosen.function(info, self.signature.Inputs(*in_dims), *positional, **keywords)
                 return batches(f"{self.name}: impl_vmap", found, info.batch_size)
             return loop(self.name, self.signature, call, info, in_dims, values)

@@ -26,7 +26,7 @@ from ..internals import (
     unwrap_if_dead,
 )
 from ..schema import Signature, flatten, tensors_in, unflatten
-from .implementation import BackwardContext, Implementation, check_gradients, check_tangents
+from .implementation import BackwardContext, Implementation, check_gradients, check_tangents, is_foreign
 
 __all__ = [
     "JvpOnly",
@@ -67,11 +67,11 @@ class SavedBackward(Transposed):
     """The derivative by save_for_backward and backward, and a jvp if there is one."""
 
     pure = False
-    foreign = True
 
     def __init__(
         self, op: Any, signature: Signature, save: Implementation, backward: Implementation, jvp: Implementation | None
     ):
+        self.foreign = is_foreign(backward.function)
         self.save = save
         self.rule = backward
         self.tangent_rule = jvp
@@ -116,7 +116,7 @@ class SavedBackward(Transposed):
 
     def _save(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
         # Dynamo traces backwards, but not guards
-        with nullcontext() if torch.compiler.is_dynamo_compiling() else transforms_usable():
+        with transforms_usable() if self.foreign and not torch.compiler.is_dynamo_compiling() else nullcontext():
             return self.save.function(self.signature.Inputs(*inputs), _named_outputs(self.signature, outputs))
 
 
@@ -249,7 +249,7 @@ def user_jvp(
     signature: Signature, rule: Implementation, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Any
 ) -> list[Any]:
     """The tangents of the outputs, by a registered jvp. ``tangents`` has an attribute for each input."""
-    with transforms_usable():
+    with transforms_usable() if is_foreign(rule.function) else nullcontext():
         found = rule.function(signature.Inputs(*inputs), _named_outputs(signature, outputs), tangents)
     return check_tangents(signature, rule.location, outputs, found)
 
@@ -309,8 +309,6 @@ class ReferenceDerivative(Transposed):
     products, and the other formulas may have other factors.
     """
 
-    foreign = True
-
     @property
     def pure(self) -> bool:  # type: ignore[override]
         return self.rule is not None or not saved_tensors_are_hooked() and not only_autograd()
@@ -324,6 +322,7 @@ class ReferenceDerivative(Transposed):
         jvp: Implementation | None = None,
     ):
         self.reference = reference
+        self.foreign = is_foreign(reference)
         self.rule, self.tangent_rule = backward, jvp
         self.tensor_places = [i for i in signature.tensor_like if i not in signature.lists]
         self.constant_places = [i for i in range(len(signature.names)) if i not in self.tensor_places]

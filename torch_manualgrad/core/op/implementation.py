@@ -33,6 +33,7 @@ __all__ = [
     "differentiability",
     "exchange",
     "implementation",
+    "is_foreign",
     "location_of",
 ]
 
@@ -80,6 +81,11 @@ class Implementation:
     @functools.cached_property
     def location(self) -> str:
         return location_of(self.function)
+
+
+def is_foreign(function: Callable[..., Any]) -> bool:
+    """Whether a function is not the package's own, and may call ``torch.func``."""
+    return not str(getattr(function, "__module__", "")).startswith(f"{__name__.partition('.')[0]}.")
 
 
 def implementation(
