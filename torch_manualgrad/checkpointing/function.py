@@ -90,7 +90,7 @@ class _Reading(Watch):
         return super().__torch_function__(func, types, args, kwargs)
 
     def changed_error(self, name: str) -> RuntimeError:
-        """The error for a buffer with this name."""
+        """The error for a changed tensor with this name."""
         return RuntimeError(
             f"checkpoint: the tensor {name}, which {self.what} reads, was written to after the call, so that the backward "
             "cannot compute the same again"

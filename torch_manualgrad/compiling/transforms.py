@@ -191,12 +191,13 @@ def _call(
         raise Unsupported("it draws random numbers")
     if any(isinstance(v, Tensor) and id(v) not in actual and is_functorch_wrapped(v) for v in values):
         raise Unsupported(_OUTSIDE)
+    known = {*actual, *map(id, outputs)}
+    memory = {memory_of(x) for x in (*made.values(), *outputs) if isinstance(x, Tensor)} - {None}
+    for x in (*values, *pytree.tree_leaves(result)):
+        if isinstance(x, Tensor) and id(x) not in known and memory_of(x) in memory:
+            raise Unsupported("Dynamo makes a view of an argument outside of the graph, such as x.T")
     found = program(*[actual.get(id(v), v) for v in values])
     actual |= {id(o): f for o, f in zip(outputs, found)}
-    memory = {memory_of(x) for x in made.values()} - {None}
-    for x in (*values, *pytree.tree_leaves(result)):
-        if isinstance(x, Tensor) and id(x) not in actual and memory_of(x) in memory:
-            raise Unsupported("Dynamo makes a view of an argument outside of the graph, such as x.T")
     return pytree.tree_map(lambda x: actual.get(id(x), x), result)
 
 

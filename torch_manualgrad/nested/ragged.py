@@ -358,11 +358,12 @@ class Ragged:
             The batch.
 
         Raises:
+            TypeError: not a sequence of dense tensors.
             ValueError: no components, components without dims, or sizes that differ in a dim that may not be ragged.
         """
         if not isinstance(components, Iterable) or isinstance(components, (Tensor, str)):
             raise TypeError(f"components: expected a sequence of tensors, got {described(components)}")
-        components = [dense(f"components[{k}]", c) for k, c in enumerate(components)]
+        components = [_dense(f"components[{k}]", c) for k, c in enumerate(components)]
         if not components:
             raise ValueError("components: expected at least one; to pack none, call Ragged with values and shape")
         sizes = [list(c.shape) for c in components]
@@ -520,12 +521,12 @@ class Ragged:
             ValueError: neither or both of lengths and offsets; lengths out of range (read on the CPU; on a GPU
                 positions beyond the end repeat the last).
             IndexError: no such dim.
-            TypeError: lengths of another dtype.
+            TypeError: an argument is not a dense tensor, or lengths are of another dtype.
         """
-        dense("padded", padded)
+        _dense("padded", padded)
         for name, x in (("lengths", lengths), ("offsets", offsets)):
             if x is not None:
-                dense(name, x)
+                _dense(name, x)
         values, offsets, ragged_dim = taken(padded, lengths, offsets, ragged_dim, total)
         shape: list[int | None] = list(padded.shape)
         shape[ragged_dim] = None
@@ -535,7 +536,7 @@ class Ragged:
 # -- checks of the parts ----------------------------------------------------------------------------------------------
 
 
-def dense(name: str, x: Any) -> Tensor:
+def _dense(name: str, x: Any) -> Tensor:
     """The argument ``name``, a dense tensor.
 
     Raises:
@@ -550,7 +551,8 @@ def dense(name: str, x: Any) -> Tensor:
 
 def _check_types(values: Any, offsets: Any, shape: Any, sizes: Any) -> None:
     """Check that a user's arguments are tensors and sizes. Transforms build other batches without this check."""
-    dense("values", values), dense("offsets", offsets)
+    _dense("values", values)
+    _dense("offsets", offsets)
     if values.is_meta != offsets.is_meta:
         raise ValueError(
             f"offsets: expected a tensor on {values.device}, where values are, got one on {offsets.device}"

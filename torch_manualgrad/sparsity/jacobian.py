@@ -76,6 +76,7 @@ class JacobianPlan(Plan):
         """
         self._check(x, args)
 
+        @under_active_rules
         def function(x: Tensor) -> Tensor:
             return self._f(x, *args)
 
@@ -99,6 +100,7 @@ def _check_products(plan: JacobianPlan, x: Tensor, args: Any, count: int = 2) ->
     m, n = plan.pattern.shape
     values = plan.values(x, *args)
 
+    @under_active_rules
     def function(x: Tensor) -> Tensor:
         return plan._f(x, *args)
 
@@ -306,6 +308,7 @@ def _check_holomorphic(f: Callable[..., Any], x: Tensor, args: Any, mode: str) -
     """Raise if the derivative at x is not linear over the complex numbers, in a random direction."""
     generator = torch.Generator(device="cpu").manual_seed(0)
 
+    @under_active_rules
     def function(x: Tensor) -> Tensor:
         return f(x, *args)
 

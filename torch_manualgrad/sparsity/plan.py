@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ..arguments import ArgumentError, described
 from ..core.internals import in_functorch, value_of
-from ..core.override.override import under_active_rules
 from .constants import Constants
 from .layouts import Layout, Layouts
 from .pattern import Pattern
@@ -70,7 +69,7 @@ class Plan:
         conservative: dict[str, int],
         constants: Constants | None,
     ) -> None:
-        self._f, self._pattern, self.shape, self.conservative = under_active_rules(f), pattern, shape, conservative
+        self._f, self._pattern, self.shape, self.conservative = f, pattern, shape, conservative
         self._constants = constants
         self._like = (x.shape, x.dtype, x.device)
         self._layouts = Layouts(pattern, shape, x.device)

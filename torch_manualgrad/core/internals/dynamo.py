@@ -276,9 +276,9 @@ def is_in_compiled_autograd() -> bool:
 
 def is_compiled(thing: object) -> bool:
     """Whether a function or module was made by ``torch.compile``."""
-    if hasattr(thing, "_torchdynamo_orig_callable"):
-        return True
-    return isinstance(thing, torch.nn.Module) and (hasattr(thing, "_orig_mod") or thing._compiled_call_impl is not None)
+    if isinstance(thing, torch.nn.Module):
+        return "_orig_mod" in thing._modules or thing._compiled_call_impl is not None
+    return isinstance(thing, FunctionType) and "_torchdynamo_orig_callable" in vars(thing)
 
 
 def run_uncompiled() -> AbstractContextManager[None]:

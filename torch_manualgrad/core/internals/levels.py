@@ -130,24 +130,24 @@ def packing_later(around: Callable[[], Any]) -> Iterator[None]:
             box.value = pack(x)  # type: ignore[arg-type]
 
 
-_AUTOCAST = {
-    kind: torch._C._dispatch_key_parse(f"Autocast{kind.upper()}")
-    for kind in ("cpu", "cuda", "xpu", "mps", "hpu", "mtia")
-}
-
-
 def decomposed(op: Any, args: Any, kwargs: Any) -> Any:
     """Decompose a composite operator, in C++ if it is written there. Autocast may cast its arguments first."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    if torch._C._is_any_autocast_enabled():
+        key = _autocast_key(op, args, kwargs) or key
+    return op._op_dk(key, *args, **kwargs)
+
+
+def _autocast_key(op: Any, args: Any, kwargs: Any) -> Any:
+    """The key of the kernel by which autocast casts the arguments; None if it does not cast them, or has done so."""
     device = next((x.device.type for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)), "")
-    autocast = _AUTOCAST.get(device)
-    if (
-        autocast is not None
-        and torch.is_autocast_enabled(device)
-        and not torch._C._dispatch_tls_local_exclude_set().has(autocast)
-        and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), f"Autocast{device.upper()}")
-    ):
-        return op._op_dk(autocast, *args, **kwargs)
-    return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+    name = f"Autocast{device.upper()}"
+    if device not in ("cpu", "cuda", "xpu", "mps", "hpu", "mtia") or not torch.is_autocast_enabled(device):
+        return None
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), name):
+        return None
+    key = torch._C._dispatch_key_parse(name)
+    return None if torch._C._dispatch_tls_local_exclude_set().has(key) else key
 
 
 # State that autograd passes on to the threads of its devices, like keys.

@@ -356,7 +356,7 @@ def unregister() -> None:
         release_all_but(kept, in_place=copies)
 
 
-# -- an override of one module: its calls, and their backwards, wherever the module is used ---------------------------------
+# -- for derivatives that the package computes itself --------------------------------------------------------------------------
 
 
 def active_rules() -> Any:
@@ -377,6 +377,9 @@ def under_active_rules(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return call
+
+
+# -- an override of one module: its calls, and their backwards, wherever the module is used ---------------------------------
 
 
 class _Forward:

@@ -19,7 +19,7 @@ from ..engine.strong_arithmetic import StrongArithmetic, linear_among
 from ..engine.transpose import Transposed, transposing
 from ..internals import are_finite, at_next_level, below_autograd, transforms_usable, values_readable
 from ..libraries import refuse_recording
-from ..op.implementation import check_count, check_gradient_of_rule, check_tangents, location_of
+from ..op.implementation import check_count, check_gradient_of_rule, check_tangents, is_foreign, location_of
 from ..schema import all_dense, blocksize, flatten, is_differentiable, tensors_in, unflatten
 from .definition import Rule, saved_names
 from .formulas import EMPTY, ArgumentBinding, Formula, parameters, sources
@@ -86,7 +86,7 @@ def _is_of_this_package(function: Callable[..., Any]) -> bool:
         function = function.formula
     if isinstance(function, Formula):
         function = function.reference
-    return str(getattr(inspect.unwrap(function), "__module__", "")).startswith(f"{__name__.partition('.')[0]}.")
+    return not is_foreign(inspect.unwrap(function))
 
 
 # Facts: properties that a formula can use without saving the tensor. ``self_sizes`` is ``self.shape``.
