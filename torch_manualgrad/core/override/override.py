@@ -15,7 +15,6 @@ from torch.overrides import resolve_name
 
 from .. import activation, compile_cache
 from ..engine import sharding
-from ..internals import wrapped_attributes
 from ..libraries import calls_library
 from ..once import refuse_reload
 from ..rule.definition import Rule, rules
@@ -369,7 +368,6 @@ def active_rules() -> Any:
 def under_active_rules(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that the package differentiates itself: its graph has the derivatives of `active_rules`."""
 
-    @functools.wraps(function, wrapped_attributes(function))
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return function(*args, **kwargs)
