@@ -299,6 +299,33 @@ def test_without_an_override_the_rules_give_what_pytorch_lacks(name):
         torch.testing.assert_close(found, penalty(function))
 
 
+@pytest.mark.parametrize("names", [("aten::gelu",), ("aten::silu", "aten::gelu")])
+def test_operators_beyond_an_override_have_all_derivatives(names):
+    """PyTorch has none of the mean and deviation that layer norm's backward takes in a graph."""
+    net = torch.nn.Sequential(
+        torch.nn.Linear(3, 4), torch.nn.LayerNorm(4), torch.nn.GELU(), torch.nn.Linear(4, 1)
+    ).double()
+    x = torch.randn(5, 3, dtype=torch.float64)
+    doubled = mg.rule(
+        "aten::gelu",
+        vjp={
+            "self": lambda grad, self, approximate: (
+                2 * torch.ops.aten.gelu_backward(grad, self, approximate=approximate)
+            )
+        },
+        register=False,
+    )
+
+    def penalty(call):
+        variable = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(call(variable).sum(), variable, create_graph=True)
+        return torch.autograd.grad(slope.pow(2).sum(), list(net.parameters())[:-1])
+
+    with mg.override(*names), mg.override(doubled):
+        torch.testing.assert_close(penalty(compiled(net)), penalty(net))
+        assert [one.why for one in mg.active() if one.name == "aten::gelu"] == ["named"]
+
+
 def test_the_backend_has_a_name_and_options():
     (entry,) = entry_points(group="torch_dynamo_backends", name="manualgrad")
     assert entry.load() is backend

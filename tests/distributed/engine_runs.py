@@ -88,10 +88,16 @@ def _train(
     return losses
 
 
+def _compile(net: nn.Module) -> None:
+    net.compile(backend="manualgrad", options={"lowering": "eager", "fallback": False})
+
+
 def _data_parallel(
-    kind: str = "transformer", accumulate: int = 1, checkpointed: bool = False, **options: Any
+    kind: str = "transformer", accumulate: int = 1, checkpointed: bool = False, compiled: bool = False, **options: Any
 ) -> list[float]:
     net = network(kind)
+    if compiled:
+        _compile(net)
     if options.get("find_unused_parameters"):
         net.unused = nn.Linear(2, 2)
     for block in net.blocks:
@@ -101,11 +107,17 @@ def _data_parallel(
 
 
 def _sharded(
-    kind: str = "transformer", mesh: DeviceMesh | None = None, checkpointed: bool = False, **options: Any
+    kind: str = "transformer",
+    mesh: DeviceMesh | None = None,
+    checkpointed: bool = False,
+    compiled: bool = False,
+    **options: Any,
 ) -> list[float]:
     net = network(kind)
     mesh = mesh or init_device_mesh("cpu", (dist.get_world_size(),))
     for block in net.blocks:
+        if compiled:
+            _compile(block)
         block.checkpointed = checkpointed
         fully_shard(block, mesh=mesh, **options)
     fully_shard(net, mesh=mesh, **options)
@@ -207,7 +219,10 @@ TWO: dict[str, Engine] = {
     ),
     "DDP, operators of ours": (partial(_data_parallel, "ours"), "ours", FEW[:3]),
     "DDP, derivative in the forward": (partial(_data_parallel, "slope"), "slope", FEW),
+    "DDP, compiled": (partial(_data_parallel, compiled=True), "transformer", FEW),
+    "DDP, compiled, derivative in the forward": (partial(_data_parallel, "slope", compiled=True), "slope", FEW),
     "fully_shard": (_sharded, "transformer", ALL),
+    "fully_shard, compiled": (partial(_sharded, compiled=True), "transformer", FEW),
     "fully_shard, checkpoint": (partial(_sharded, checkpointed=True), "transformer", FEW),
     MIXED: (_mixed_precision, "transformer", FEW[:3]),
     "fully_shard, operators of ours": (partial(_sharded, "ours"), "ours", FEW[:3]),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.overrides import resolve_name
 
-from .. import activation, compile_cache
+from .. import activation
 from ..engine import sharding
 from ..libraries import calls_library
 from ..once import refuse_reload
@@ -358,11 +358,34 @@ def unregister() -> None:
 # -- for derivatives that the package computes itself --------------------------------------------------------------------------
 
 
+class _Beyond(override):
+    """An override with the improvements for those operators that no active rule covers."""
+
+    def __init__(self, chosen: Chosen) -> None:
+        super().__init__(scope="process" if calls_library is None else "thread")
+        self._chosen = chosen
+
+    def _prepare(self) -> Handle:
+        return Handle(self._chosen, False, (), scope=self._scope)
+
+
+@functools.lru_cache(maxsize=64)
+def _chosen_beyond(_active: str, improvements: Chosen) -> Chosen:
+    """The improvements beyond the derivatives that are active here; ``_active`` is their text in `State`."""
+    state = here()
+    return Chosen(
+        tuple(r for r in improvements.rules if r.name not in state.table or state.table[r.name].derivative is None),
+        tuple(one for one in improvements.replacements if one not in state.replacements),
+    )
+
+
 def active_rules() -> Any:
-    """Context manager: the active rules; if there are none, those that improve on PyTorch."""
-    if compile_cache.rules_here()[0]:
-        return nullcontext()
-    return override(scope="process" if calls_library is None else "thread")
+    """Context manager: the active rules, and those that improve on PyTorch for operators without an active one.
+
+    Graphs call operators whose derivative PyTorch may lack, where the program itself does not.
+    """
+    chosen = _chosen_beyond(here().what, choose(()))
+    return _Beyond(chosen) if any(chosen) else nullcontext()
 
 
 def under_active_rules(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 import torch.autograd.forward_ad as fwAD
 from torch import Tensor
 
-from ...core.override.override import active, override
+from ...core.override.override import active_rules
 from ..comparison import modes, report
 from ..comparison.context import Context
 from ..comparison.passes import Pairs
@@ -37,13 +36,13 @@ def compiled(c: Context) -> None:
     tensors have to be saved. Values, gradients, tangents and second derivatives are also compared at other inputs of the same
     shapes, which reveals values that the graphs have baked in. Gradients are also compared for one input or output alone,
     and after writes to the outputs. Both functions use the derivatives of the active rules, or those of a plain
-    `mg.override()` if no rules are active. A function that is not a single graph raises. For the first sample, the first
+    `mg.override()` where none is active. A function that is not a single graph raises. For the first sample, the first
     derivative by ``torch.compile(backend="aot_eager")`` is compared too, which is the check "compile".
     """
     if "compile" not in c.checks:
         transforms.compiled(c, CHECK)
     p = c.problem
-    with nullcontext() if active() else override():
+    with active_rules():
         torch.compiler.reset()
         q = p.but(fn=_compiled(p.fn, c.lowering))
         if not _compare(c, q, ("forward", (), _outputs)) or not p.applicable:
