@@ -385,3 +385,37 @@ def test_an_operator_that_takes_no_open_sizes_logs_nothing():
     finally:
         of_fakes.removeHandler(handler)
     assert not logged
+
+
+SIZES_COMPUTED = {
+    "factors": (torch.linalg.lu, lambda n: points(n, n + 2)),
+    "values": (lambda a: (torch.linalg.svdvals(a),), lambda n: points(n - 5, n + 2, n)),
+    "interpolation": (
+        lambda x: (F.interpolate(x, scale_factor=1.7, mode="bicubic").sin(),),
+        lambda n: points(1, 1, n, n),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SIZES_COMPUTED)
+def test_sizes_that_are_a_minimum_of_others(name):
+    """Also those of the zeros for cotangents that are left out, and in batches of gradients, which close the sizes."""
+    function, inputs = SIZES_COMPUTED[name]
+
+    def derivatives(f, x, cotangents):
+        x = x.clone().requires_grad_()
+        found, ys = [], [y for y in f(x) if y.requires_grad]
+        for y, c in zip(ys, cotangents):
+            (first,) = torch.autograd.grad(y, x, c[0], create_graph=True)
+            found += [first, *torch.autograd.grad(first.pow(2).sum(), x, retain_graph=True, materialize_grads=True)]
+            (batch,) = torch.autograd.grad(y, x, c, is_grads_batched=True, create_graph=True)
+            found += [batch, *torch.autograd.grad(batch.pow(2).sum(), x, retain_graph=True, materialize_grads=True)]
+        return found
+
+    f = compiled(function, dynamic=True)
+    for n in SIZES[:2]:
+        x = inputs(n)
+        cotangents = [points(2, *y.shape) for y in function(x.clone().requires_grad_()) if y.requires_grad]
+        with mg.override():
+            expected = derivatives(function, x, cotangents)
+        torch.testing.assert_close(derivatives(f, x, cotangents), expected)

@@ -14,12 +14,16 @@ from torch_manualgrad.core.internals import Sizes
 from torch_manualgrad.core.rule import reached
 
 
+@pytest.fixture(autouse=True)
+def compile_anew():
+    torch.compiler.reset()
+
+
 class Graph:
     """The graph that Dynamo makes of a function."""
 
     def __init__(self, function):
         self.seen = []
-        torch.compiler.reset()
         self.compiled = torch.compile(function, backend=self.keep, fullgraph=True, dynamic=False)
 
     def keep(self, graph, inputs):
@@ -147,3 +151,94 @@ def test_autograd_decides_which_gradients_are_none(name):
             found += [torch.autograd.grad(g.square().sum(), parameters, allow_unused=True) for g in (gradient, linear)]
     assert found[1][3] is None
     torch.testing.assert_close(found[2:], found[:2], rtol=1e-9, atol=1e-10)
+
+
+_ROWS = torch.tensor([0, 1, 1])
+
+AFTER_A_ROOT = {
+    "nothing": lambda h: h,
+    "where": lambda h: torch.where(h > 0, h, 1.0),
+    "masked_fill": lambda h: h.masked_fill(h < 0, 0.0),
+    "masked_select": lambda h: h.masked_fill(_MASK[:3, :3], 0.0)[:, _ROWS],
+    "index": lambda h: h[_ROWS],
+    "index_select": lambda h: h.index_select(0, _ROWS),
+    "gather": lambda h: h.gather(0, _ROWS[None].expand(3, -1)),
+    "take_along_dim": lambda h: h.take_along_dim(h.detach().argsort(0), 0),
+    "scatter": lambda h: torch.zeros_like(h).scatter(0, _ROWS[None], h),
+    "scatter_add": lambda h: torch.ones_like(h).scatter_add(0, _ROWS[None], h),
+    "index_add": lambda h: torch.ones_like(h).index_add(0, _ROWS, h),
+    "index_put": lambda h: torch.ones_like(h).index_put((_ROWS,), h, accumulate=True),
+    "clamp": lambda h: h.clamp(min=0.1),
+    "maximum": lambda h: torch.maximum(h, h.new_ones(())),
+    "minimum": lambda h: torch.minimum(h, 2 * h),
+    "relu": torch.relu,
+    "leaky relu": nn.functional.leaky_relu,
+    "softplus": nn.functional.softplus,
+    "gelu": nn.functional.gelu,
+    "softmax": lambda h: h.softmax(0),
+    "log_softmax": lambda h: h.log_softmax(0),
+    "logsumexp": lambda h: h.logsumexp(0),
+    "amax": lambda h: h.amax(0),
+    "max": lambda h: h.max(0).values,
+    "median": lambda h: h.median(0).values,
+    "sort": lambda h: h.sort(0).values,
+    "topk": lambda h: h.topk(2, 0).values,
+    "kthvalue": lambda h: h.kthvalue(2, 0).values,
+    "cumsum": lambda h: h.cumsum(0),
+    "cumprod": lambda h: h.cumprod(0),
+    "cummax": lambda h: h.cummax(0).values,
+    "logcumsumexp": lambda h: h.logcumsumexp(0),
+    "prod": lambda h: h.prod(0),
+    "var": lambda h: h.var(0),
+    "std": lambda h: h.std(0),
+    "norm": lambda h: torch.linalg.vector_norm(h, dim=0),
+    "norm 3": lambda h: torch.linalg.vector_norm(h, 3, dim=0),
+    "layer norm": lambda h: nn.functional.layer_norm(h, (3,)),
+    "group norm": lambda h: nn.functional.group_norm(h, 3),
+    "batch norm": lambda h: nn.functional.batch_norm(h, None, None, training=True),
+    "max pool": lambda h: nn.functional.max_pool1d(h[None], 2),
+    "avg pool": lambda h: nn.functional.avg_pool1d(h[None], 2),
+    "adaptive pool": lambda h: nn.functional.adaptive_avg_pool1d(h[None], 2),
+    "interpolate": lambda h: nn.functional.interpolate(h[None], scale_factor=2, mode="linear"),
+    "pad": lambda h: nn.functional.pad(h, (1, 1), value=2.0),
+    "reflect": lambda h: nn.functional.pad(h, (1, 1), mode="reflect"),
+    "slices": lambda h: h[1:, ::2].clone(),
+    "as_strided": lambda h: h.as_strided((2, 2), (1, 3)).clone(),
+    "unfold": lambda h: h.unfold(0, 2, 1),
+    "flip": lambda h: h.flip(0),
+    "tril": lambda h: h.tril(),
+    "diagonal": lambda h: h.diagonal().clone(),
+    "split": lambda h: torch.cat(h.split(2)[::-1]),
+    "einsum": lambda h: torch.einsum("ij,kj->ik", h, 2 * h),
+    "matmul": lambda h: h @ h.mT,
+    "bmm": lambda h: torch.bmm(h[None], h[None]),
+    "convolution": lambda h: nn.functional.conv1d(h[None], h[:, :, None]),
+    "attention": lambda h: nn.functional.scaled_dot_product_attention(h[None], h[None], h[None]),
+    "solve": lambda h: torch.linalg.solve(3 * torch.eye(3, dtype=h.dtype), h),
+    "fft": lambda h: torch.fft.fft(h).real,
+    "atan2": lambda h: torch.atan2(h, h + 1),
+    "pow": lambda h: h.pow(1.5),
+    "x ** y": lambda h: (h + 2).pow(h),
+    "cross entropy": lambda h: nn.functional.cross_entropy(h, _ROWS),
+    "mse": lambda h: nn.functional.mse_loss(h, h.detach() + 1),
+    "huber": lambda h: nn.functional.huber_loss(h, torch.ones_like(h)),
+    "cdist": lambda h: torch.cdist(h, h + 1),
+    "to float32": lambda h: h.float(),
+}
+
+
+@pytest.mark.parametrize("name", AFTER_A_ROOT)
+def test_a_result_that_is_not_differentiated_adds_no_nan(name):
+    """The derivative of the root is infinite or nan, and an operator after it returns zeros for a cotangent of zero."""
+    end = AFTER_A_ROOT[name]
+
+    def function(x):
+        return end(x.sqrt()), x.exp()
+
+    gradients = []
+    with mg.override():
+        for f in (function, mg.compile(function, lowering="eager")):
+            x = torch.tensor([[-1.0, 0.0, 2.0], [0.0, 3.0, -2.0], [1.0, 0.5, 0.0]], dtype=torch.float64)
+            result = f(x.requires_grad_())[1]
+            gradients.append(torch.autograd.grad(result.sum(), x)[0])
+    torch.testing.assert_close(*gradients)

@@ -1,11 +1,20 @@
 """Taylor series at zeros, and at very small and very large arguments, by closed forms."""
 
+import math
+
 import pytest
 import torch
 
 import torch_manualgrad as mg
 
 F64 = torch.float64
+FAR, FARTHER = math.exp(-39.5), math.exp(-199.5)
+
+
+def stacked(function):
+    """A function of the logits x and 1/2."""
+    return lambda x: function(torch.stack([x, torch.full_like(x, 0.5)]))
+
 
 # name: (function, point, first derivatives)
 CASES = {
@@ -24,6 +33,12 @@ CASES = {
     "asinh, large": (torch.asinh, 1e200, [1e-200]),
     "asin, small": (torch.asin, 1e-20, [1.0, 1e-20, 1.0]),
     "acos, small": (torch.acos, 1e-20, [-1.0, -1e-20, -1.0]),
+    "softmax, far": (stacked(lambda x: x.softmax(0)[0]), 40.0, [FAR, -FAR, FAR, -FAR]),
+    "softmax, farther": (stacked(lambda x: x.softmax(0)[0]), 200.0, [FARTHER, -FARTHER, FARTHER]),
+    "softmax, the other": (stacked(lambda x: x.softmax(0)[1]), 40.0, [-FAR, FAR, -FAR, FAR]),
+    "log_softmax, far": (stacked(lambda x: x.log_softmax(0)[0]), 40.0, [FAR, -FAR, FAR, -FAR]),
+    "logsumexp, far": (stacked(lambda x: x.logsumexp(0)), 40.0, [1.0, FAR, -FAR, FAR]),
+    "gelu, far": (lambda x: torch.nn.functional.gelu(x, approximate="tanh"), 1e200, [1.0, 0.0, 0.0]),
     "atanh, small": (torch.atanh, 1e-20, [1.0, 2e-20, 2.0]),
 }
 
@@ -40,6 +55,22 @@ def test_single_precision():
     x = torch.tensor([1e20])
     (found,) = mg.forward_ad.directional(lambda x: torch.hypot(x, x), x, torch.ones(1), 1)
     torch.testing.assert_close(found, torch.tensor([2**0.5]))
+
+
+def test_half_precision():
+    x = torch.tensor([-300.0, 100.0, 150.0, 6e4], dtype=torch.float16)
+    function = lambda x: torch.nn.functional.gelu(x, approximate="tanh")  # noqa: E731
+    found = mg.forward_ad.directional(function, x, torch.ones_like(x), 2)
+    torch.testing.assert_close(found[0], (x > 0).half(), rtol=0, atol=0)
+    assert not found[1].any()
+
+
+@pytest.mark.parametrize("function", [torch.softmax, torch.log_softmax, torch.logsumexp])
+def test_no_entries(function):
+    x = torch.zeros(0, 3, dtype=F64)
+    value, series = mg.forward_ad.jet(lambda x: function(x, 0), (x,), ([x, x],))
+    torch.testing.assert_close(value, function(x, 0))
+    assert len(series) == 2 and all(s.shape == value.shape and not s.any() for s in series)
 
 
 def test_neighbours_of_a_zero():

@@ -87,3 +87,59 @@ def test_a_functional_form_also_returns_written_arguments():
             x = make_dual(torch.ones(2), torch.ones(2))
             with pytest.raises(NotImplementedError, match="no functional form"):
                 torch.ops.levels_writes.noted(x, torch.zeros(2))
+
+
+@mg.custom_op("levels_writes::add_sine(Tensor x, Tensor(a!) s, Tensor(b!)? t=None) -> ()")
+def add_sine(x, s, t=None):
+    s.add_(x.sin())
+    if t is not None:
+        t.copy_(x * x)
+
+
+@add_sine.impl_save_for_backward
+def _(inputs, output):
+    return inputs.x
+
+
+@add_sine.impl_backward
+def _(ctx, x, grad_s, grad_t):
+    return {"x": grad_s * x.cos() + (0 if grad_t is None else 2 * x * grad_t), "s": grad_s, "t": None}
+
+
+@mg.custom_op("levels_writes::sine_(Tensor(a!) x) -> Tensor(a!)")
+def sine_(x):
+    return x.sin_()
+
+
+@mg.custom_op("levels_writes::sine_out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)")
+def sine_out(x, *, out):
+    return out.copy_(x.sin())
+
+
+for op in (sine_, sine_out):
+    op.impl_save_for_backward(lambda inputs, output: inputs.x)
+    op.impl_backward(
+        lambda ctx, x, grad, *_: {"x": grad * x.cos(), **({"out": None} if "out" in ctx.needs_input_grad else {})}
+    )
+
+
+def with_and_without(x):
+    s, t = x * 3, torch.zeros_like(x)
+    add_sine(x, s)
+    add_sine(x * 2, s, t)
+    return s * t
+
+
+CUSTOM = {
+    "an optional argument": with_and_without,
+    "in place": lambda x: sine_(x * 2),
+    "out": lambda x: sine_out(x * 2, out=torch.zeros_like(x)),
+}
+
+
+@pytest.mark.parametrize("name", CUSTOM)
+def test_custom_operators_that_write(name):
+    f, x = CUSTOM[name], torch.tensor([0.3, -1.2], dtype=torch.float64)
+    with dual_level():
+        found = unpack_dual(f(make_dual(x, torch.ones_like(x)))).tangent
+    torch.testing.assert_close(found, torch.func.jvp(f, (x,), (torch.ones_like(x),))[1])

@@ -122,6 +122,7 @@ def test_a_time():
         torch.testing.assert_close(expm_multiply(A, B, t), y)
     assert torch.equal(found[0], B)
     torch.testing.assert_close(torch.func.vmap(expm_multiply, in_dims=(None, None, 0))(A, B, times), found)
+    torch.testing.assert_close(expm_multiply(A, B, times.expand(2, 3).mT)[:, 1], found)
     torch.testing.assert_close(expm_multiply(A, B, 1), dense(A, B))
     torch.testing.assert_close(expm_multiply(A.float(), B.float(), times), found.float())
     check(expm_multiply, [(A, B, torch.tensor(0.7, dtype=F64)), (A, B, times)])

@@ -22,9 +22,12 @@ from ..core.internals import (
     dual,
     has_tangent,
     in_clean_state,
+    inside_of_batched_gradients,
     is_autocast_enabled,
     is_symbol,
+    modes_are_active,
     only_autograd,
+    outside_of_batched_gradients,
     set_autocast_off,
     tangent,
     values_hidden,
@@ -104,6 +107,7 @@ class Function:
         self.outputs = len(graphs.outputs_of(graph))
         self.views = graphs.views_of_inputs(graph)
         self._run: Callable[[list[Any]], Sequence[Any]] | None = None
+        self._batchable: fx.GraphModule | None = None
         self._strides: list[tuple[int, ...]] = []
         self._dtypes = [x.dtype for x in fakes]
         self._last: tuple[tuple[int, ...], list[tuple[int, ...]]] = (), []
@@ -223,8 +227,10 @@ class Function:
 
     def __call__(self, *values: Any) -> tuple[Tensor, ...]:
         """The outputs, tracked by autograd."""
-        if values_hidden():  # gradients in batches: each operator has its rule
-            return self.as_it_is(*values)
+        if values_hidden():
+            if modes_are_active():
+                return self.as_it_is(*values)
+            return tuple(call(self.number, list(values)))
         if self.is_served and only_autograd() and all(type(x) in PLAIN for x in values):
             return tuple(calls.served(self.number, values))
         return self.in_python(*values)
@@ -255,8 +261,10 @@ class Function:
 
     def as_it_is(self, *values: Any) -> tuple[Tensor, ...]:
         """The graph, operator by operator, with the derivatives of the rules."""
+        if self._batchable is None:
+            self._batchable = graphs.batchable(self.graph)
         with active_rules():
-            return tuple(self.graph(*values))
+            return tuple(self._batchable(*values))
 
     def tower(self, needs: tuple[bool, ...]) -> Tower | None:
         """The derivatives for these gradients; None without any, or if the function is `uncompiled` or must be
@@ -624,12 +632,24 @@ def _kernel(number: int, tensors: Sequence[Tensor]) -> list[Tensor]:
     return [found] if isinstance(found, Tensor) else list(found)
 
 
+def _in_batched_gradients(number: int, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """A call inside of ``is_grads_batched=True``, whose vmap is older than torch.func's."""
+    function = calls.functions[number]
+    values, dims, level = outside_of_batched_gradients(tensors)
+    if function.uncompiled:
+        return list(function.as_it_is(*tensors))
+    shapes = [x.shape if d is None else x.shape[1:] for x, d in zip(values, dims)]
+    size = next(x.shape[0] for x, d in zip(values, dims) if d == 0)
+    batched = function.closed(shapes).batched(tuple(dims), size, "different")
+    return inside_of_batched_gradients(call(batched.number, values), level)
+
+
 def _uncompiled(number: int, tensors: Sequence[Tensor]) -> list[Tensor]:
     return list(calls.functions[number].as_it_is(*tensors))
 
 
 _library.impl("call", _autograd, "Autograd", with_keyset=True)
 _library.impl("call", _kernel, "CompositeExplicitAutograd")
-_library.impl("call", _uncompiled, "Batched")  # gradients in batches, is_grads_batched=True: each operator has its rule
+_library.impl("call", _in_batched_gradients, "Batched")
 torch.library.register_fake("manualgrad_compiled::call", _uncompiled, lib=_library)
 torch.library.register_vmap("manualgrad_compiled::call", _batch, lib=_library)

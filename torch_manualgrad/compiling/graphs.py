@@ -35,6 +35,7 @@ from .regions import runner
 
 __all__ = [
     "Partition",
+    "batchable",
     "batched",
     "carrier",
     "constant",
@@ -315,7 +316,8 @@ def numbers_in(graph: Any, numbers: Sequence[Any], sizes: Sizes, holders: Sequen
     """
     if not any(is_symbol(n) for n in numbers):
         return list(numbers)
-    known = [fx.Proxy(_size(graph, node, d)) for node, d in holders]
+    tracer = fx.proxy.GraphAppendingTracer(graph)  # one for all: a minimum of two sizes takes no proxies of two
+    known = [fx.Proxy(_size(graph, node, d), tracer) for node, d in holders]
     made = []
     for n in numbers:
         node = sizes.computed(n, known) if is_symbol(n) else n
@@ -708,24 +710,55 @@ def _with_tangent(x: Tensor) -> Tensor:
     return x if has_tangent(x) else dual(unattached(x), torch.zeros_like(x))
 
 
-def _without_strided_writes(graph: fx.GraphModule) -> fx.GraphModule:
-    """The graph without ``as_strided_scatter``, which PyTorch cannot batch, where its first argument is contiguous."""
-    target = aten.as_strided_scatter.default
-    if not graph.graph.find_nodes(op="call_function", target=target):
+def batchable(graph: fx.GraphModule) -> fx.GraphModule:
+    """The graph without the writes to parts of a tensor that PyTorch cannot batch, or batches with a wrong derivative."""
+    if not any(node.target in _WRITES for node in graph.graph.nodes):
         return graph
     made = fx.GraphModule(graph, copy.deepcopy(graph.graph))
-    for node in made.graph.find_nodes(op="call_function", target=target):
-        if node.args[0].meta["val"].is_contiguous():
-            node.target = _write_at_places
+    for node in made.graph.nodes:
+        if node.target is aten.as_strided_scatter.default:
+            value = node.args[0].meta["val"]
+            if any(map(is_symbol, value.stride())) or not torch.empty_like(value).stride() == value.stride():
+                continue
+            node.kwargs = {**node.kwargs, "layout": value.stride()}
+        node.target = _WRITES.get(node.target, node.target)
     made.recompile()
     return made
 
 
-def _write_at_places(x: Tensor, source: Tensor, size: Sequence[int], stride: Sequence[int], offset: int = 0) -> Tensor:
+def _write_at_places(
+    x: Tensor, source: Tensor, size: Sequence[int], stride: Sequence[int], offset: int = 0, *, layout: Sequence[int]
+) -> Tensor:
+    """``as_strided_scatter`` of a tensor that has these strides if it is not batched."""
+    order = sorted(range(x.dim()), key=lambda d: -layout[d])
+    back = sorted(range(x.dim()), key=order.__getitem__)
+    ordered = x.permute(order)
     places = torch.full(tuple(size), offset or 0, device=x.device)
     for d, (n, step) in enumerate(zip(size, stride)):
         places = places + torch.arange(n, device=x.device).reshape(-1, *[1] * (len(size) - 1 - d)) * step
-    return x.reshape(-1).index_copy(0, places.reshape(-1), source.reshape(-1)).reshape(x.shape)
+    written = ordered.reshape(-1).index_copy(0, places.reshape(-1), source.reshape(-1))
+    return written.reshape(ordered.shape).permute(back)
+
+
+def _write_slice(
+    x: Tensor, source: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Tensor:
+    """``slice_scatter``, whose batch has as many indices as ``end``, which may be 2**63 - 1."""
+    start, end, _ = slice(start, end, step).indices(x.shape[dim])
+    return x.slice_scatter(source, dim, start, max(start, end), step)
+
+
+def _write_one(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
+    """``select_scatter``. The batched one writes each number several times, and its derivative counts it as often."""
+    index %= x.shape[dim]
+    return x.slice_scatter(source.unsqueeze(dim), dim, index, index + 1)
+
+
+_WRITES = {
+    aten.as_strided_scatter.default: _write_at_places,
+    aten.slice_scatter.default: _write_slice,
+    aten.select_scatter.default: _write_one,
+}
 
 
 def batched(
@@ -733,7 +766,7 @@ def batched(
 ) -> fx.GraphModule:
     """vmap of a graph. All outputs have the batch first."""
 
-    run = runner(_without_strided_writes(graph))
+    run = runner(batchable(graph))
 
     def over(*flat: Any) -> Any:
         return torch.func.vmap(lambda *xs: tuple(run(*xs)), in_dims=tuple(dims), randomness=randomness)(*flat)

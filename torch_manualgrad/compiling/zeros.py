@@ -28,14 +28,24 @@ _LINEAR = {
     aten.index, aten.tril, aten.triu, aten.diag_embed, aten.unfold, aten.cumsum, aten.split, aten.split_with_sizes,
     aten.unbind, aten.chunk, aten._reshape_alias, aten.resolve_conj, aten.resolve_neg, aten.imag, aten.movedim,
     aten.trace, aten.diag, aten.div, aten.detach, aten.sum_to_size, aten.expand_as, aten.view_as, aten.scalar_tensor,
-    aten.upsample_nearest2d, aten.avg_pool2d, aten.im2col, aten.col2im,
+    aten.upsample_nearest2d, aten.avg_pool2d, aten.im2col, aten.col2im, aten._fft_c2c, aten._fft_r2c, aten._fft_c2r,
 }  # fmt: skip
 # Zero if one of the factors is.
 _BILINEAR = {
     aten.mul, aten.mm, aten.bmm, aten.mv, aten.dot, aten.vdot, aten.matmul, aten.outer, aten.ger, aten.kron,
     aten.convolution, aten.linear,
 }  # fmt: skip
-_PADDED = {aten.constant_pad_nd}
+# Zero if the arguments at these places are; a number counts, too, and zeros that the graph makes.
+_OF_ALL = {
+    aten.where: (1, 2), aten.masked_fill: (0, 2), aten.constant_pad_nd: (0, 2), aten.scatter: (0, 3),
+    aten.scatter_add: (0, 3), aten.index_add: (0, 3), aten.index_copy: (0, 3), aten.index_put: (0, 2),
+    aten._unsafe_index_put: (0, 2), aten.masked_scatter: (0, 2), aten.slice_scatter: (0, 1), aten.select_scatter: (0, 1),
+    aten.diagonal_scatter: (0, 1), aten.as_strided_scatter: (0, 1), aten.linalg_solve_triangular: (1,),
+    aten.linalg_lu_solve: (2,), aten.linalg_solve: (1,), aten.cholesky_solve: (0,),
+    torch.ops.manualgrad.solve_again: (3,),
+}  # fmt: skip
+_ZEROS = {aten.zeros, aten.zeros_like, aten.new_zeros}
+_FILLED = {aten.full: 1, aten.full_like: 1, aten.new_full: 2, aten.scalar_tensor: 0}  # the place of the number
 
 
 def specialized(
@@ -94,7 +104,7 @@ def _propagate(graph: Any, node: Any, zero: set[Any], shape_of: _ShapeOf) -> Non
     arguments = node.args
     if node.target is operator.getitem:
         zero.add(node)
-    elif packet in _LINEAR or _is_backward(node.target) or packet in _PADDED and not any(arguments[2:]):
+    elif packet in _LINEAR or _is_backward(node.target):
         heads = arguments[0] if isinstance(arguments[0], (list, tuple)) else [arguments[0]]
         if all(h in zero for h in heads if isinstance(h, fx.Node)) and any(isinstance(h, fx.Node) for h in heads):
             zero.add(node)
@@ -104,7 +114,7 @@ def _propagate(graph: Any, node: Any, zero: set[Any], shape_of: _ShapeOf) -> Non
         zero.add(node)
     elif packet in (aten.add, aten.sub) and not isinstance(arguments[1], (int, float, complex)):
         _without_term(graph, node, zero, shape_of)
-    elif packet is aten.where and all(x in zero or _is_zero(x) for x in arguments[1:]):
+    elif packet in _ZEROS or packet in _OF_ALL and all(_is_zero(x, zero) for x in _at(_OF_ALL[packet], arguments)):
         zero.add(node)
     else:
         _materialize(graph, node, zero, shape_of)
@@ -115,15 +125,23 @@ def _is_backward(op: Any) -> bool:
     if (
         not isinstance(op, OpOverload)
         or op.namespace not in ("aten", "manualgrad")
-        or not op._schema.name.endswith("_backward")
+        or not op._schema.name.endswith(("_backward", "_backward_data"))
     ):
         return False
     cotangents = [i for i, a in enumerate(op._schema.arguments) if a.name.startswith("grad")]
     return cotangents == [0]
 
 
-def _is_zero(x: Any) -> bool:
-    return isinstance(x, (int, float)) and x == 0
+def _at(places: Sequence[int], arguments: Sequence[Any]) -> list[Any]:
+    """The arguments at these places; 0 where the last is left out, as the number of a padding may be."""
+    return [arguments[i] if i < len(arguments) else 0 for i in places]
+
+
+def _is_zero(x: Any, zero: set[Any]) -> bool:
+    if not isinstance(x, fx.Node):
+        return isinstance(x, (int, float, complex)) and x == 0
+    packet = getattr(x.target, "overloadpacket", None)
+    return x in zero or packet in _ZEROS or packet in _FILLED and _is_zero(x.args[_FILLED[packet]], zero)
 
 
 def _without_term(graph: Any, node: Any, zero: set[Any], shape_of: _ShapeOf) -> None:

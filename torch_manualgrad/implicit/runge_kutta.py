@@ -93,7 +93,8 @@ def dormand_prince(
                 step = max(step, h * factor) if h < step else h * factor  # a shortened step says little
             else:
                 step = h * factor
-            if count >= maxiter and t != end or step < 4 * torch.finfo(torch.float64).eps * abs(t):
+            hopeless = math.isnan(error) and not bool((y + slope).isfinite().all())  # no shorter step is better
+            if hopeless or count >= maxiter and t != end or step < 4 * torch.finfo(torch.float64).eps * abs(t):
                 missing = len(times) - len(states)
                 return Path([*states, *[torch.full_like(y, math.nan)] * missing], knots, step, True)
         states.append(y)

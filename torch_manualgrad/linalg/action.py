@@ -101,7 +101,7 @@ def _action(A: Tensor, B: Tensor) -> Tensor:
     shifted, mean = _shifted(A)
     plan = _steps(shifted, B.shape[-1])
     if plan is None:
-        return torch.linalg.matrix_exp(A) @ B
+        return torch.linalg.matrix_exp(A.contiguous()) @ B  # PyTorch's raises for a batch of permuted dims
     steps, degree = plan
     X, factor = shifted / steps, (mean / steps).exp()
     for _ in range(steps):

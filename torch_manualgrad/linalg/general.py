@@ -317,7 +317,7 @@ def exponential_function(A: Tensor, E: Tensor) -> Tensor:
     if not A.numel():
         return _fake_exponential(A, E)
     if order == 0:
-        return torch.linalg.matrix_exp(A).contiguous()
+        return torch.linalg.matrix_exp(A.contiguous()).contiguous()
     if order == 1:
         return linalg_matrix_exp_differential(*torch.broadcast_tensors(A, E[..., 0, :, :]), False)
     sizes = E.abs().sum(-2, keepdim=True).amax(-1, keepdim=True)

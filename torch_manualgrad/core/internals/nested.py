@@ -83,9 +83,14 @@ def traced_nested_int(offsets: Tensor) -> Any:
     return getattr(mb_unwrap_functional_tensor(offsets), "nested_int_memo", None)
 
 
+def _with_memory(values: Tensor) -> Tensor:
+    """A buffer that has memory: PyTorch's classes read it where a zero without memory is taken for a tensor that has some."""
+    return values.clone() if values._is_zerotensor() else values
+
+
 def jagged_nested(values: Tensor, structure: JaggedStructure) -> Any:
     """The jagged nested tensor with this buffer, without a history; it shares its memory."""
-    made: Any = _classes()[0](values.detach(), **_arguments(structure))
+    made: Any = _classes()[0](_with_memory(values.detach()), **_arguments(structure))
     made._metadata_cache = structure.known  # PyTorch's class would replace an empty dict
     return made
 
@@ -100,7 +105,7 @@ def jagged_view(values: Tensor, structure: JaggedStructure) -> Any:
 
     known = [structure.known.get(name) for name in ("min_seqlen", "max_seqlen")]
     made: Any = torch._nested_view_from_jagged(
-        values, structure.offsets, _nt_view_dummy(), structure.lengths, structure.dim, *known
+        _with_memory(values), structure.offsets, _nt_view_dummy(), structure.lengths, structure.dim, *known
     )
     made._metadata_cache = structure.known
     return made
@@ -124,7 +129,7 @@ def jagged_of_duals(values: Tensor, structure: JaggedStructure) -> Any:
     PyTorch's class computes on its buffer below autograd, where a tangent is silently lost: a call that gets there,
     because no such function intercepts it, raises RuntimeError.
     """
-    return _classes()[1](values, **_arguments(structure))
+    return _classes()[1](_with_memory(values), **_arguments(structure))
 
 
 def _arguments(structure: JaggedStructure) -> dict[str, Any]:
@@ -160,8 +165,9 @@ def nested_strides(nested: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return nested._nested_tensor_size(), nested._nested_tensor_strides(), nested._nested_tensor_storage_offsets()
 
 
-# A strided nested tensor as a view of a flat buffer, differentiable: (buffer, sizes, strides, starts), the last three int64 on the CPU.
-strided_nested: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = torch._nested_view_from_buffer
+def strided_nested(buffer: Tensor, sizes: Tensor, strides: Tensor, starts: Tensor) -> Tensor:
+    """A strided nested tensor as a view of a flat buffer, differentiable; the others are int64 and on the CPU."""
+    return torch._nested_view_from_buffer(_with_memory(buffer), sizes, strides, starts)
 
 
 def replace_jagged_attention(function: Callable[..., Any], acts: Callable[[], bool], yes: bool) -> None:

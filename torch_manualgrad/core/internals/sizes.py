@@ -70,11 +70,12 @@ class Sizes:
         """The value of an expression of the sizes: a number, or a bool."""
         if not is_symbol(number):
             return number
-        found, kinds = self.computed(number, values), {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
-        return kinds[type(number)](found)
+        known, expression = dict(zip(self._symbols, values)), number.node.expr
+        found = expression.subs({s: known[str(s)] for s in expression.free_symbols})
+        return {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(number)](found)
 
     def computed(self, number: Any, values: Sequence[Any]) -> Any:
-        """An expression of the sizes, computed from a value for each size, such as a node of a graph."""
+        """An expression of the sizes, computed from a node of a graph for each size."""
         return computed(number, self._symbols, values)
 
     def places(self, shapes: Sequence[Sequence[Any]]) -> list[tuple[int, int] | None]:

@@ -30,10 +30,15 @@ def composition(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _largest(x: Tensor, dim: Any) -> Tensor:
-    """A constant to subtract before taking exponentials."""
-    value = x.detach()
-    largest = (value.real if value.is_complex() else value).amax(dim, keepdim=True)
-    return torch.where(largest.abs() == math.inf, 0, largest)
+    """What to subtract before taking exponentials.
+
+    It moves with the largest entry, so that the exponential of that entry is 1 with a series of zeros: next to it a small
+    exponential would be lost in the sum, but the coefficients of their sum are its own.
+    """
+    if not x.numel():
+        return x.detach().real.sum(dim, keepdim=True)
+    largest = x.detach().real.amax(dim, keepdim=True) if x.is_complex() else x.amax(dim, keepdim=True)
+    return torch.where(largest.detach().abs() == math.inf, 0, largest)
 
 
 def _softmax(self: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
@@ -58,6 +63,8 @@ def _log_softmax(self: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
 def _logsumexp(self: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
     if not self.ndim:
         return self + 0
+    if not self.numel():
+        return torch.logsumexp(self.detach(), tuple(dim), keepdim)
     largest = _largest(self, dim)
     found = (self - largest).exp().sum(tuple(dim), keepdim=True).log() + largest
     return found if keepdim else found.squeeze(tuple(dim) if dim else tuple(range(self.ndim)))

@@ -6,6 +6,8 @@ import functools
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from ...core.internals import below_levels
 from ...core.schema import Signature
@@ -28,20 +30,20 @@ def _functional(op: Any) -> tuple[Any, tuple[int, ...], bool]:
     """
     namespace, _, packet = op._schema.name.partition("::")
     arguments = [(a.name, str(a.type)) for a in op._schema.arguments]
-    written = [i for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+    written = tuple(i for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write)
     out = all(a.kwarg_only for i, a in enumerate(op._schema.arguments) if i in written)
-    if out:
-        arguments = [a for i, a in enumerate(arguments) if i not in written]
-    beside = not out and not packet.endswith("_")  # the written values are returned after the results
-    name = packet if out else f"{packet}_functional" if beside else packet[:-1]
-    found = getattr(getattr(torch.ops, namespace), name, None)
-    for overload in found.overloads() if found is not None else ():
-        candidate = getattr(found, overload)
-        same = [(a.name, str(a.type)) for a in candidate._schema.arguments] == arguments
-        same &= not beside or len(candidate._schema.returns) == len(op._schema.returns) + len(written)
-        if same and not is_written(candidate):
-            return candidate, tuple(written), not out
-    return None, tuple(written), not out
+    unwritten = [a for i, a in enumerate(arguments) if i not in written]
+    fresh = sum(r.alias_info is None for r in op._schema.returns)
+    first = (packet, unwritten, False) if out else (packet.removesuffix("_"), arguments, True)
+    for name, expected, reads in (first, (f"{packet}_functional", arguments, True)):
+        found = getattr(getattr(torch.ops, namespace), name, None)
+        for overload in found.overloads() if found is not None else ():
+            candidate = getattr(found, overload)
+            same = [(a.name, str(a.type)) for a in candidate._schema.arguments] == expected
+            # the written values are returned after the results
+            if same and len(candidate._schema.returns) == fresh + len(written) and not is_written(candidate):
+                return candidate, written, reads
+    return None, written, not out
 
 
 def write_call(op: Any, name: str, signature: Signature, values: list[Any], levels: Levels) -> Any:
@@ -61,22 +63,24 @@ def write_call(op: Any, name: str, signature: Signature, values: list[Any], leve
         )
     if read:
         for i in places:  # a tensor saved for a gradient of the tangent must not be written to
-            values[i] = [x.clone() for x in values[i]] if isinstance(values[i], (list, tuple)) else values[i].clone()
+            values[i] = pytree.tree_map_only(Tensor, Tensor.clone, values[i])
         args, kwargs = signature.split(values)
     else:
         kwargs = {k: v for k, v in kwargs.items() if signature.names.index(k) not in places}
     result = functional(*args, **kwargs)
     outputs = result if len(functional._schema.returns) > 1 else (result,)
     first = len(outputs) - len(targets)
-    written = (*outputs[:first], *_written(targets, outputs[first:], levels))
-    returns = len(op._schema.returns)
-    return written[:returns] if returns > 1 else written[0] if returns else None
+    fresh, written = iter(outputs[:first]), iter(_written(targets, outputs[first:], levels))
+    returns = tuple(next(fresh if r.alias_info is None else written) for r in op._schema.returns)
+    return returns if len(returns) > 1 else returns[0] if returns else None
 
 
 def _written(targets: Any, results: Any, levels: Levels) -> list[Any]:
     """The targets, with values and tangents of the results."""
     with below_levels():
         for target, result in zip(targets, results):
+            if target is None:
+                continue
             if isinstance(target, (list, tuple)):
                 _written(target, result, levels)
                 continue
