@@ -330,3 +330,34 @@ def test_strided_views_differentiate_twice(name):
     for function in (f, after):
         with mg.override("nested") if function is f else contextlib.nullcontext():
             assert torch.autograd.gradcheck(function, v) and torch.autograd.gradgradcheck(function, v)
+
+
+# A write to a view of a jagged tensor, and the same to each component; the first is the number of the component.
+JAGGED_WRITES = {
+    "narrow": (lambda y: y.narrow(-1, 1, 2).mul_(3.0), lambda i, y: y.narrow(-1, 1, 2).mul_(3.0)),
+    "values": (lambda y: y.values().sin_(), lambda i, y: y.sin_()),
+    "select": (lambda y: y.select(2, 1).mul_(2.0), lambda i, y: y.select(1, 1).mul_(2.0)),
+    "transpose": (lambda y: y.transpose(1, 2).sin_(), lambda i, y: y.sin_()),
+    "a component": (lambda y: y[0].mul_(3.0), lambda i, y: y.mul_(3.0) if i == 0 else y),
+}
+
+
+@pytest.mark.parametrize("name", JAGGED_WRITES)
+def test_gradients_through_writes_to_views_of_a_jagged_tensor(name):
+    whole, part = JAGGED_WRITES[name]
+    components = [torch.randn(n, 4, dtype=torch.float64) for n in (2, 3)]
+
+    def gradients(nested):
+        xs = [x.clone().requires_grad_() for x in components]
+        if nested:
+            y = torch.nested.as_nested_tensor(xs, layout=torch.jagged) * 2
+            whole(y)
+            ys = y.unbind()
+        else:
+            ys = [x * 2 for x in xs]
+            for i, y in enumerate(ys):
+                part(i, y)
+        return torch.autograd.grad(sum(y.pow(3).sum() for y in ys), xs)
+
+    with mg.override():
+        torch.testing.assert_close(gradients(True), gradients(False))

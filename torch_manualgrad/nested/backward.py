@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.internals import jagged_structure
 from .activations import gelu_backwards_nested, silu_backward_nested, threshold_backwards_nested
 from .conversion import on_nested, require_same_structure
 from .layer_normalization import layer_norm_backward_nested
+from .layouts import jagged_values, to_jagged
 from .lines import Lines
 from .matmul import nested_linear_backward
 from .normalization import last_dims
@@ -140,7 +142,15 @@ def _nested_select_backward(grad_output: Tensor, self: Any, dim: int, index: int
     return _select_of_batch_backward(grad_output, self, index % self.size(0))
 
 
+def _new_empty_strided(self: Any, size: Sequence[Any], stride: Sequence[Any], **options: Any) -> Any:
+    """A jagged tensor like this one: for the backward of a write to a view."""
+    if self.layout is not torch.jagged or tuple(size) != tuple(self.shape):
+        return NotImplemented
+    return to_jagged(torch.empty_like(jagged_values(self)), jagged_structure(self))
+
+
 BACKWARD: dict[str, Callable[..., Any]] = {
+    "new_empty_strided": _new_empty_strided,
     "gelu_backward": _gelu_backward,
     "silu_backward": _silu_backward,
     "sigmoid": _sigmoid,

@@ -313,7 +313,7 @@ _JAGGED = {_FUNCTIONS[name]: name for name in JAGGED}
 _TO_STOCK = {_FUNCTIONS[name]: name for name in ("relu", "silu", "linear", *ARITHMETIC)}
 
 # These take the size of a ragged dim as an argument.
-_TAKE_NESTED_INTS = (layout_calls.reshape,)
+_TAKE_NESTED_INTS = (layout_calls.reshape, BACKWARD["new_empty_strided"])
 
 
 def _choose(function: Callable[..., Any], own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
