@@ -79,6 +79,14 @@ def test_neighbours_of_a_zero():
     torch.testing.assert_close(found, torch.tensor([0.0, 3.75], dtype=F64))
 
 
+def test_a_point_without_dims():
+    x = torch.tensor(2.0, dtype=F64)
+    torch.testing.assert_close(mg.forward_ad.hessian_diagonal(lambda x: x**3)(x), 6 * x)
+    torch.testing.assert_close(
+        mg.forward_ad.hessian_diagonal(lambda x: torch.stack([x**3, x]))(x), torch.stack([6 * x, 0 * x])
+    )
+
+
 def test_against_nested_jvps():
     x, one = torch.tensor(0.7, dtype=F64), torch.ones((), dtype=F64)
     for function in (

@@ -175,3 +175,15 @@ def test_blocks_of_dual_numbers(mode):
     with torch.autograd.forward_ad.dual_level():
         found = torch.autograd.forward_ad.unpack_dual(blocks(torch.autograd.forward_ad.make_dual(x, x))).tangent
     torch.testing.assert_close(found, expected)
+
+
+def test_an_expanded_point():
+    """torch.func.jvp takes none."""
+    x = torch.full((1,), 2.0, dtype=torch.float64).expand(3)
+    cubes = lambda x: x**3  # noqa: E731
+    for mode in ("auto", "fwd", "rev"):
+        torch.testing.assert_close(mg.sparse_jacobian(cubes, mode=mode)(x).to_dense(), 12 * torch.eye(3, dtype=x.dtype))
+    torch.testing.assert_close(
+        mg.sparse_hessian(lambda x: cubes(x).sum())(x).to_dense(), 12 * torch.eye(3, dtype=x.dtype)
+    )
+    torch.testing.assert_close(mg.hessian_blocks(lambda x: cubes(x).sum())(x), 6 * x)

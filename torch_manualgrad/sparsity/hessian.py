@@ -89,7 +89,7 @@ class HessianPlan(Plan):
             TypeError: ``x`` is not a dense tensor.
             ValueError: another shape, dtype or device, or another integer among the arguments.
         """
-        self._check(x, args)
+        x = self._checked(x, args)
         if not self.colors:
             return x.reshape(-1)[:0] * 0
         product = _product(self._f, x, args, self.mode)
@@ -200,7 +200,8 @@ class SparseHessian:
             ValueError: as in `mg.sparse_hessian`.
             PatternError: no pattern can be found, or the check fails.
         """
-        outside_of_transforms(check_input(x), "sparse_hessian")
+        x = check_input(x)
+        outside_of_transforms(x, "sparse_hessian")
         if x.is_complex():
             raise TypeError(f"x: expected a real tensor, got {described(x)}")
         if chunk_size is not None and chunk_size < 1:
@@ -275,7 +276,8 @@ def hessian_blocks(f: Callable[..., Any], *, mode: Mode = "auto", check: bool = 
     """
 
     def blocks(x: Tensor, *args: Any) -> Tensor:
-        if check_input(x).is_complex() or not x.dim():
+        x = check_input(x)
+        if x.is_complex() or not x.dim():
             raise TypeError(f"x: expected a real tensor with a batch dim, got {described(x)}")
         size = x[0].numel() if len(x) else 0
         if not x.numel():

@@ -74,7 +74,7 @@ class JacobianPlan(Plan):
             TypeError: ``x`` is not a dense tensor.
             ValueError: another shape, dtype or device, or another integer among the arguments.
         """
-        self._check(x, args)
+        x = self._checked(x, args)
 
         @under_active_rules
         def function(x: Tensor) -> Tensor:
@@ -232,7 +232,8 @@ class SparseJacobian:
             ValueError: as in `mg.sparse_jacobian`.
             PatternError: no pattern can be found, or the check fails.
         """
-        outside_of_transforms(check_input(x), "sparse_jacobian")
+        x = check_input(x)
+        outside_of_transforms(x, "sparse_jacobian")
         if chunk_size is not None and chunk_size < 1:
             raise ArgumentError(f"chunk_size: expected a positive number, got {chunk_size}")
         if holomorphic and wirtinger:

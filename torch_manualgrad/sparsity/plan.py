@@ -31,12 +31,14 @@ def called(name: str) -> Callable[[F], F]:
 
 
 def check_input(x: Any) -> Tensor:
-    """Raise unless ``x`` is a dense tensor that has derivatives."""
+    """``x`` for torch.func.jvp, which takes no tensor with several elements at one place. Raises unless it is a dense tensor that
+    has derivatives."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x: expected a tensor, got {described(x)}")
     if x.layout is not torch.strided or x.is_nested or not (x.is_floating_point() or x.is_complex()):
         raise TypeError(f"x: expected a dense floating point or complex tensor, got {described(x)} and {x.layout}")
-    return x
+    expanded = any(n > 1 and step == 0 for n, step in zip(x.shape, x.stride()))
+    return x.contiguous() if expanded else x
 
 
 def outside_of_transforms(x: Tensor, name: str) -> None:
@@ -103,8 +105,9 @@ class Plan:
             found += f", conservative: {', '.join(sorted(self.conservative))}"
         return f"{found})"
 
-    def _check(self, x: Tensor, args: Sequence[Any]) -> None:
-        check_input(x)
+    def _checked(self, x: Tensor, args: Sequence[Any]) -> Tensor:
+        """`check_input`, for a point that the plan was prepared for."""
+        x = check_input(x)
         if self._constants is not None:
             self._constants.check(args)
         shape, dtype, device = self._like
@@ -112,6 +115,7 @@ class Plan:
             raise ArgumentError(
                 f"x: the plan was prepared for shape {list(shape)}, {dtype} on {device}, got {described(x)} on {x.device}"
             )
+        return x
 
     def values(self, x: Tensor, *args: Any) -> Any:
         """(nnz), the nonzeros, in the order of ``rows`` and ``columns``."""

@@ -188,7 +188,8 @@ def hessian_diagonal(f: Callable[..., Any], *, batch_dims: int = 0) -> Callable[
             found = [h.new_zeros(*h.shape, *event) for h in second(torch.zeros_like(x))]
             return pytree.tree_unflatten(found, trees[0])
         found = [
-            h.movedim(0, -1).reshape(*h.shape[1:], *event) for h in each_direction(second, _seeds(x, range(batch_dims)))
+            h.movedim(0, -1).reshape((*h.shape[1:], *event))
+            for h in each_direction(second, _seeds(x, range(batch_dims)))
         ]
         return pytree.tree_unflatten(found, trees[0])
 
