@@ -237,3 +237,17 @@ def test_as_without(name, layout, chosen):
         assert (type(o), o.dtype, o.is_nested, o.layout) == (type(s), s.dtype, s.is_nested, s.layout)
         for a, b in zip(plain(o), plain(s), strict=True):
             torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_checkpoints_and_custom_rules_say_what_they_take(layout):
+    components = [torch.ones(n, 2, requires_grad=True) for n in (2, 3)]
+    x = torch.nested.as_nested_tensor(components, layout=layout)
+    doubled = mg.custom_vjp(lambda x: 2 * x)
+    doubled.defvjp(lambda x: (2 * x, None), lambda _, grad: (2 * grad,))
+    for call in (doubled, mg.checkpoint(lambda x: 2 * x)):
+        with pytest.raises(NotImplementedError, match=f"a nested tensor of layout {layout}: pass its values"):
+            call(x)
+    words = mg.nested.Ragged.from_components(components)
+    total = mg.checkpoint(lambda x: (2 * x).sin())(words).values.sum()
+    torch.testing.assert_close(torch.autograd.grad(total, components[0])[0], 2 * torch.full((2, 2), 2.0).cos())

@@ -163,6 +163,7 @@ class Program:
 
 def call(program: Program, tensors: Values) -> list[Tensor]:
     """The results of a program, tracked at every level."""
+    _refuse_nested(tensors)
     tensors = batched_for_random_numbers(tensors)  # the program runs outside of the batches of its arguments only
     # a tangent at a level is computed outside of the operator, from its results
     return list(_call(program.number, list(tensors), own_levels_are_open()))[: program.outputs]
@@ -170,8 +171,18 @@ def call(program: Program, tensors: Values) -> list[Tensor]:
 
 def node_of(program: Program, tensors: Values) -> list[Tensor]:
     """Like `call`, but one operator for tracers. Lowering decomposes it, except for a solver."""
+    _refuse_nested(tensors)
     _keep_for_graphs(program)
     return list(_node(program.number, list(tensors), False))[: program.outputs]
+
+
+def _refuse_nested(tensors: Values) -> None:
+    for x in tensors:
+        if x.is_nested:
+            raise NotImplementedError(
+                f"expected dense tensors, got a nested tensor of layout {x.layout}: pass its values() to custom rules and "
+                "solvers, and a torch_manualgrad.nested.Ragged to mg.checkpoint"
+            )
 
 
 def _keep_for_graphs(program: Program) -> None:
