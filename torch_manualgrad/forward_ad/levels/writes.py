@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from ...core.internals import below_levels
+from ...core.internals import below_levels, pytree
 from ...core.schema import Signature
 from .state import Levels, innermost, plainly, write
 
