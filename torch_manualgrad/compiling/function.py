@@ -635,9 +635,9 @@ def _kernel(number: int, tensors: Sequence[Tensor]) -> list[Tensor]:
 def _in_batched_gradients(number: int, tensors: Sequence[Tensor]) -> list[Tensor]:
     """A call inside of ``is_grads_batched=True``, whose vmap is older than torch.func's."""
     function = calls.functions[number]
-    values, dims, level = outside_of_batched_gradients(tensors)
     if function.uncompiled:
         return list(function.as_it_is(*tensors))
+    values, dims, level = outside_of_batched_gradients(tensors)
     shapes = [x.shape if d is None else x.shape[1:] for x, d in zip(values, dims)]
     size = next(x.shape[0] for x, d in zip(values, dims) if d == 0)
     batched = function.closed(shapes).batched(tuple(dims), size, "different")

@@ -31,8 +31,7 @@ def called(name: str) -> Callable[[F], F]:
 
 
 def check_input(x: Any) -> Tensor:
-    """``x`` for torch.func.jvp, which takes no tensor with several elements at one place. Raises unless it is a dense tensor that
-    has derivatives."""
+    """``x``, copied if it is expanded: torch.func.jvp takes no such tensor. Raises unless it is dense and has derivatives."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x: expected a tensor, got {described(x)}")
     if x.layout is not torch.strided or x.is_nested or not (x.is_floating_point() or x.is_complex()):

@@ -394,10 +394,8 @@ def gelu(x: Coefficients, approximate: str = "none") -> Coefficients:
     if approximate == "none":
         density = _gauss(x, 1 / sqrt_of(2 * pi), 0.5)
         return multiply(x, integrate(torch.special.ndtr(x[0]), x, density))
-    within = [
-        x[0].clamp(-40, 40),
-        *x[1:],
-    ]  # beyond, the sigmoid is 0 or 1 in every dtype, and a cube of float16 overflows
+    # beyond 40 the sigmoid is 0 or 1 in every dtype, and the cube of a float16 overflows
+    within = [x[0].clamp(-40, 40), *x[1:]]
     inner = scale(add(within, scale(power(within, 3), 0.044715)), 2 * sqrt_of(2 / pi))
     return multiply(x, sigmoid(inner))  # (1 + tanh u) / 2 = sigmoid(2 u)
 
