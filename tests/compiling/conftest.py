@@ -1,4 +1,4 @@
-"""A function that has been compiled too often raises: Dynamo would run it uncompiled, and a test of it would test nothing."""
+"""Tests raise at Dynamo's recompile limit, beyond which a function runs uncompiled and a test of it proves nothing."""
 
 import pytest
 import torch._dynamo

@@ -716,12 +716,16 @@ def batchable(graph: fx.GraphModule) -> fx.GraphModule:
         return graph
     made = fx.GraphModule(graph, copy.deepcopy(graph.graph))
     for node in made.graph.nodes:
+        if node.target not in _WRITES or len(node.all_input_nodes) > 2:  # a bound that depends on open sizes
+            continue
+        value = node.args[0].meta["val"]
+        if any(map(is_symbol, (*value.shape, *value.stride()))):  # reading one would close it
+            continue
         if node.target is aten.as_strided_scatter.default:
-            value = node.args[0].meta["val"]
-            if any(map(is_symbol, value.stride())) or not torch.empty_like(value).stride() == value.stride():
+            if torch.empty_like(value).stride() != value.stride():
                 continue
             node.kwargs = {**node.kwargs, "layout": value.stride()}
-        node.target = _WRITES.get(node.target, node.target)
+        node.target = _WRITES[node.target]
     made.recompile()
     return made
 

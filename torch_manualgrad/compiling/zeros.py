@@ -114,7 +114,7 @@ def _propagate(graph: Any, node: Any, zero: set[Any], shape_of: _ShapeOf) -> Non
         zero.add(node)
     elif packet in (aten.add, aten.sub) and not isinstance(arguments[1], (int, float, complex)):
         _without_term(graph, node, zero, shape_of)
-    elif packet in _ZEROS or packet in _OF_ALL and all(_is_zero(x, zero) for x in _at(_OF_ALL[packet], arguments)):
+    elif packet in _ZEROS or packet in _OF_ALL and all(_is_zero(x, zero) for x in _at(node, _OF_ALL[packet])):
         zero.add(node)
     else:
         _materialize(graph, node, zero, shape_of)
@@ -132,9 +132,11 @@ def _is_backward(op: Any) -> bool:
     return cotangents == [0]
 
 
-def _at(places: Sequence[int], arguments: Sequence[Any]) -> list[Any]:
-    """The arguments at these places; 0 where the last is left out, as the number of a padding may be."""
-    return [arguments[i] if i < len(arguments) else 0 for i in places]
+def _at(node: Any, places: Sequence[int]) -> list[Any]:
+    """The arguments at these places, the default for one that is left out."""
+    declared = node.target._schema.arguments
+    known = [*node.args, *[a.default_value for a in declared[len(node.args) :]]]
+    return [known[i] if i < len(known) else None for i in places]
 
 
 def _is_zero(x: Any, zero: set[Any]) -> bool:

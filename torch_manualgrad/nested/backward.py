@@ -142,11 +142,13 @@ def _nested_select_backward(grad_output: Tensor, self: Any, dim: int, index: int
     return _select_of_batch_backward(grad_output, self, index % self.size(0))
 
 
-def _new_empty_strided(self: Any, size: Sequence[Any], stride: Sequence[Any], **options: Any) -> Any:
+def _new_empty_strided(
+    self: Any, size: Sequence[Any], stride: Sequence[Any], *, dtype: Any = None, device: Any = None, **_: Any
+) -> Any:
     """A jagged tensor like this one: for the backward of a write to a view."""
     if self.layout is not torch.jagged or tuple(size) != tuple(self.shape):
         return NotImplemented
-    return to_jagged(torch.empty_like(jagged_values(self)), jagged_structure(self))
+    return to_jagged(torch.empty_like(jagged_values(self), dtype=dtype, device=device), jagged_structure(self))
 
 
 BACKWARD: dict[str, Callable[..., Any]] = {

@@ -139,7 +139,7 @@ def decomposed(op: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _autocast_key(op: Any, args: Any, kwargs: Any) -> Any:
-    """The key of the kernel by which autocast casts the arguments; None if it does not cast them, or has done so."""
+    """The dispatch key of autocast's kernel for this call; None if there is none, or if it has already run."""
     device = next((x.device.type for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)), "")
     name = f"Autocast{device.upper()}"
     if device not in ("cpu", "cuda", "xpu", "mps", "hpu", "mtia") or not torch.is_autocast_enabled(device):

@@ -84,7 +84,7 @@ def traced_nested_int(offsets: Tensor) -> Any:
 
 
 def _with_memory(values: Tensor) -> Tensor:
-    """A buffer that has memory: PyTorch's classes read it where a zero without memory is taken for a tensor that has some."""
+    """The buffer, allocated if it is one of autograd's zeros without memory: PyTorch's nested tensors would read its memory."""
     return values.clone() if values._is_zerotensor() else values
 
 

@@ -30,10 +30,10 @@ def composition(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _largest(x: Tensor, dim: Any) -> Tensor:
-    """What to subtract before taking exponentials.
+    """The largest entry, with its series: subtracted before exponentials are taken.
 
-    It moves with the largest entry, so that the exponential of that entry is 1 with a series of zeros: next to it a small
-    exponential would be lost in the sum, but the coefficients of their sum are its own.
+    The exponential of the largest entry is then 1, without higher coefficients. So the higher coefficients of a sum are those of
+    the small exponentials, which are not lost beside it.
     """
     if not x.numel():
         return x.detach().real.sum(dim, keepdim=True)
