@@ -107,7 +107,7 @@ def problems() -> dict[str, tuple[Callable[[], Any], Callable[[], Any], str, str
     v = torch.randn_like(x)
     composed = lambda x: torch.sin(torch.exp(torch.sin(x)))  # noqa: E731
     stock_mlp, stock_orbitals = stock_laplacian(f, (64,)), stock_laplacian(orbitals, (8, 3))
-    stock_slater, ours_slater = stock_laplacian(slater, (16, 3)), laplacian(slater, batch_dims=1, block_dim=1)
+    stock_slater, ours_slater = stock_laplacian(slater, (16, 3)), laplacian(slater, batch_dims=1)
     ours_mlp, ours_orbitals = laplacian(f, batch_dims=1), laplacian(orbitals, batch_dims=1)
     ninth, one = nested(composed, 9), torch.ones_like(point)
     return {

@@ -149,7 +149,7 @@ def test_jacobians_kept_as_products(monkeypatch):
         return wide[2](h.tanh() + first).exp().unsqueeze(0).flatten(0, 1).sigmoid()
 
     x = seeded_by_shape(2, 4, 3)
-    monkeypatch.setattr(jet_scaled, "BLOCK", 70)
+    monkeypatch.setattr(jet_scaled, "BLOCK", 20)
     for g in (f, lambda x: (wide(x).tanh() @ seeded_by_shape(8, 8).requires_grad_()).sum(-1)):
         found = laplacian(g, batch_dims=1, with_jacobian=True)(x)
         assert not found[0].requires_grad or found[2].requires_grad

@@ -1,13 +1,21 @@
 """Laplacians with block-diagonal Jacobians beside those without."""
 
+import math
+import sys
+
 import pytest
 import torch
 from helpers.tensors import seeded_by_shape
+from helpers.thinning import every, label
 from torch import nn
 from torch.nn import functional as F
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._pytree import tree_leaves
 
 from torch_manualgrad.forward_ad import laplacian
 from torch_manualgrad.forward_ad.jets import rows as jet_rows
+
+JETS_LAPLACIAN = sys.modules["torch_manualgrad.forward_ad.jets.laplacian"]  # its name is that of a function too
 
 
 def network(*layers):
@@ -86,10 +94,21 @@ def mixed(monkeypatch):
     return seen
 
 
-def compare(f, x, **options):
-    found = laplacian(f, with_jacobian=True, **options)(x)
-    options.pop("block_dim")
-    torch.testing.assert_close(found, laplacian(f, with_jacobian=True, **options)(x), rtol=1e-10, atol=1e-10)
+def without_blocks(f, **options):
+    """The Laplacian along all directions from the start."""
+
+    def of(x):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(JETS_LAPLACIAN, "_FEW", math.inf)
+            return laplacian(f, **options)(x)
+
+    return of
+
+
+def compare(f, x, batch_dims=0, **blocks):
+    options = {"batch_dims": batch_dims, "with_jacobian": True}
+    expected = without_blocks(f, **options)(x)
+    torch.testing.assert_close(laplacian(f, **options, **blocks)(x), expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", [*APART, *MIXED])
@@ -116,11 +135,48 @@ def test_other_places_of_the_rows(mixed):
             laplacian(NET, batch_dims=1, block_dim=dim)(x)
 
 
+def test_blocks_by_default(mixed):
+    """Those of the first dimension after the batch, of an argument that is not small."""
+    for x, batch_dims in ((seeded_by_shape(2, 4, 3), 1), (seeded_by_shape(4, 3), 0), (seeded_by_shape(2, 9), 1)):
+        for f in (torch.sin, lambda x: NET(x[..., :3].exp()), lambda x: x.sin().sum(-1), lambda x: x.sin().flatten()):
+            if f(x).shape[:batch_dims] == x.shape[:batch_dims]:
+                compare(f, x, batch_dims)
+    seen = len(mixed)
+    assert seen
+    laplacian(lambda x: x.sum().sin())(seeded_by_shape(8))
+    assert len(mixed) == seen
+
+
+@pytest.mark.parametrize(
+    "info", every(12, [i for i in op_db if i.supports_forward_ad and torch.float64 in i.dtypes]), ids=label
+)
+def test_each_operator_after_a_function_of_each_row(info):
+    for sample in list(info.sample_inputs("cpu", torch.float64))[:24:3]:
+        x = sample.input
+        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or not x.ndim or not 8 < x.numel() < 200:
+            continue
+
+        def f(y):
+            found = info.op(y, *sample.args, **sample.kwargs)  # noqa: B023
+            return [z for z in tree_leaves(found) if isinstance(z, torch.Tensor) and z.is_floating_point()]
+
+        torch.manual_seed(0)
+        try:
+            expected = without_blocks(f, with_jacobian=True)(x)
+        except (NotImplementedError, RuntimeError, TypeError, ValueError):  # no series
+            continue
+        torch.manual_seed(0)
+        found = laplacian(f, with_jacobian=True)(x)
+        for a, b in zip(tree_leaves(found), tree_leaves(expected), strict=True):
+            b = torch.where(b.isnan() & (a == 0), 0, b)  # nan times the zeros of another row
+            torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9, equal_nan=True)
+
+
 def test_training_vmap_and_nesting():
     x = seeded_by_shape(2, 4, 3)
     both = [
         lambda x: laplacian(lambda y: torch.linalg.slogdet(NET(y))[1], block_dim=0)(x),
-        lambda x: laplacian(lambda y: torch.linalg.slogdet(NET(y))[1])(x),
+        lambda x: without_blocks(lambda y: torch.linalg.slogdet(NET(y))[1])(x),
     ]
     parameters = [p for p in NET.parameters() if p.ndim == 2]
     first, second = (torch.autograd.grad(torch.vmap(f)(x).square().sum(), parameters) for f in both)
@@ -129,7 +185,7 @@ def test_training_vmap_and_nesting():
     torch.testing.assert_close(first, second)
     torch.testing.assert_close(torch.func.jacfwd(both[0])(x[0]), second)
     inner = laplacian(NET, batch_dims=1, block_dim=1)
-    expected = laplacian(laplacian(NET, batch_dims=1), batch_dims=1)(x)
+    expected = without_blocks(without_blocks(NET, batch_dims=1), batch_dims=1)(x)
     for block in (None, 1):
         torch.testing.assert_close(laplacian(inner, batch_dims=1, block_dim=block)(x), expected)
 
@@ -146,7 +202,7 @@ def test_compiled():
         compiled = torch.compile(
             laplacian(f, batch_dims=1, block_dim=1), backend="aot_eager", fullgraph=True, dynamic=False
         )
-        torch.testing.assert_close(compiled(x), laplacian(f, batch_dims=1)(x))
+        torch.testing.assert_close(compiled(x), without_blocks(f, batch_dims=1)(x))
 
 
 def test_a_lost_mixing_is_found(monkeypatch):

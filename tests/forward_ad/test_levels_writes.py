@@ -123,6 +123,25 @@ for op in (sine_, sine_out):
     )
 
 
+@mg.custom_op("levels_writes::crossed(Tensor x, Tensor(a!) s, Tensor(b!) t) -> (Tensor(b!), Tensor, Tensor(a!))")
+def crossed(x, s, t):
+    return t.mul_(x), x.exp(), s.add_(x.sin())
+
+
+crossed.impl_save_for_backward(lambda inputs, output: (inputs.x, inputs.t, output[0]))
+
+
+@crossed.impl_backward
+def _(ctx, saved, grad_exp, grad_s, grad_t):
+    x, t, exp = saved
+    return {"x": grad_exp * exp + grad_s * x.cos() + grad_t * t, "s": grad_s, "t": grad_t * x}
+
+
+def in_another_order(x):
+    t, exp, s = crossed(x, x * 3, x * 2)
+    return t * s.sin() + exp
+
+
 def with_and_without(x):
     s, t = x * 3, torch.zeros_like(x)
     add_sine(x, s)
@@ -132,6 +151,7 @@ def with_and_without(x):
 
 CUSTOM = {
     "an optional argument": with_and_without,
+    "returned in another order": in_another_order,
     "in place": lambda x: sine_(x * 2),
     "out": lambda x: sine_out(x * 2, out=torch.zeros_like(x)),
 }

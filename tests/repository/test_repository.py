@@ -38,6 +38,17 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.endswith("__")
 
 
+# -- what git tracks ---------------------------------------------------------------------------------------------------
+
+
+def test_tracked_files_are_text():
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a clone")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
+    files = [ROOT / name for name in listed.split("\0") if name]
+    assert not [ids(path) for path in files if path.is_file() and b"\0" in path.read_bytes()]
+
+
 # -- private names of torch -------------------------------------------------------------------------------------------
 
 

@@ -70,8 +70,7 @@ class Sizes:
         """The value of an expression of the sizes: a number, or a bool."""
         if not is_symbol(number):
             return number
-        known, expression = dict(zip(self._symbols, values)), number.node.expr
-        found = expression.subs({s: known[str(s)] for s in expression.free_symbols})
+        found = self.computed(number, values)
         return {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(number)](found)
 
     def computed(self, number: Any, values: Sequence[Any]) -> Any:

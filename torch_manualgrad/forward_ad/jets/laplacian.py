@@ -32,6 +32,8 @@ from .vmap import each_direction
 
 __all__ = ["biharmonic", "ggn_vp", "hessian_diagonal", "hvp", "laplacian", "weighted_laplacian"]
 
+_FEW = 8  # entries, for which it costs more to keep blocks apart than it saves
+
 
 @checked
 @compiled_if_f_is
@@ -46,7 +48,8 @@ def laplacian(
             separately, and the sum is over the other dimensions.
         block_dim: a dimension of the argument, such as that of electrons. While $f$ acts on each of its entries
             separately, the Jacobian is block-diagonal, and only its blocks are computed; once $f$ mixes them, all of
-            it. The result is the same.
+            it. The result is the same. By default the first dimension after the batch, if
+            an example has more than 8 entries.
         with_jacobian: also return the value and the Jacobian.
 
     Returns:
@@ -74,9 +77,13 @@ def laplacian(
                     f"argument of shape {list(x.shape)} and batch_dims={batch_dims}, got {block_dim}"
                 )
             first = block_dim % x.ndim
-        several = block_dim is not None and x.shape[first] > 1
-        seeds = _seeds(x, [*same, first] if several else same)
-        space = RowSpace(x, first, len(seeds)) if several else Space(2, len(seeds))
+        apart = block_dim is not None or math.prod(x.shape[batch_dims:]) > _FEW
+        if apart and x.ndim > batch_dims and x.shape[first] > 1:
+            seeds = _seeds(x, [*same, first])
+            space: Space = RowSpace(x, first, seeds, lambda: _seeds(x, same, first=first))
+        else:
+            seeds = _seeds(x, same)
+            space = Space(2, len(seeds))
         space.batch_of = batch_of
         outputs, tree, sums = _collapsed(f, x, others, seeds, space, batch_dims)
         if not with_jacobian:
@@ -243,11 +250,13 @@ def _batch_of(name: str, batch_dims: int) -> str | None:
     return f"{name}(batch_dims={batch_dims})" if batch_dims else None
 
 
-def _seeds(x: Tensor, same: Sequence[int], vectors: Tensor | None = None) -> Tensor:
-    """Directions: expanded along the ``same`` dimensions; in the others a basis, or ``vectors``."""
+def _seeds(x: Tensor, same: Sequence[int], vectors: Tensor | None = None, first: int = 0) -> Tensor:
+    """Directions: expanded along the ``same`` dimensions; in the others a basis, dimension ``first`` foremost, or
+    ``vectors``."""
     shape = [1 if d in same else size for d, size in enumerate(x.shape)]
     if vectors is None:
         vectors = torch.eye(math.prod(shape), dtype=x.dtype, device=x.device)
+        vectors = vectors.reshape(*shape, len(vectors)).movedim(first, 0).reshape(vectors.shape)
     return vectors.reshape(vectors.shape[0], *shape).expand(vectors.shape[0], *x.shape)
 
 

@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from torch_manualgrad.core.rule import operator, rules
 
 from . import elementwise as jet_elementwise
+from .scaled import Scaled, whole
 from .tensor import Space, is_jet
 
 __all__ = ["ELEMENTWISE", "RowSpace", "Rows", "densified", "in_rows"]
@@ -40,13 +42,16 @@ class RowSpace(Space):
 
     Attributes:
         start: the rows of the argument.
+        seeds: the Jacobian of the argument.
+        basis: makes the Jacobian of the argument along the directions of all rows.
         apart: the space in which rules run on such jets, as for a batch.
         full: the space of jets along the directions of all rows, row by row.
     """
 
-    def __init__(self, argument: Any, dim: int, directions: int) -> None:
+    def __init__(self, argument: Any, dim: int, seeds: Tensor, basis: Callable[[], Tensor]) -> None:
+        directions = len(seeds)
         super().__init__(2, directions)
-        self.start = Rows(dim - argument.ndim, 1, 0, argument.shape[dim])
+        self.start, self.seeds, self.basis = Rows(dim - argument.ndim, 1, 0, argument.shape[dim]), seeds, basis
         self.apart, self.full = Space(2, directions), Space(2, self.start.number * directions)
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -75,8 +80,13 @@ def densified(x: Any) -> Any:
     """Turn a jet of a `RowSpace` into one along the directions of all rows; anything else is returned unchanged."""
     if not (is_jet(x) and isinstance(x.space, RowSpace)):
         return x
-    space, (primal, jacobian, last), rows = x.space, x.space.coefficients(x), x.rows
-    if jacobian is not None:
+    space, (primal, jacobian, last), rows = x.space, x.space.factored(x), x.rows
+    if jacobian is space.seeds:  # the argument itself, or an elementwise function of it: expanded along the batch
+        jacobian = space.basis()
+    elif isinstance(jacobian, Scaled) and jacobian.term is space.seeds:
+        jacobian = Scaled(jacobian.factor, space.basis())
+    elif jacobian is not None:
+        jacobian = whole(jacobian)
         owners = torch.tensor([rows.first], device=primal.device)
         if rows.number > 1:
             owners = rows.first + torch.arange(primal.shape[rows.dim], device=primal.device) // rows.inner % rows.number

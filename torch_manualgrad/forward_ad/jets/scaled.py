@@ -55,9 +55,8 @@ def matmul(x: Any, y: Tensor) -> Tensor:
 
 def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
     """A term along many curves, reshaped."""
-    if isinstance(x, Scaled) and x.term.is_contiguous():
-        return Scaled(x.factor.reshape(shape), x.term.reshape(-1, *shape))
-    x = whole(x)
+    if isinstance(x, Scaled):
+        return Scaled(x.factor.reshape(shape), x.term.reshape(x.term.shape[0], *shape))
     return x.reshape(x.shape[0], *shape)
 
 

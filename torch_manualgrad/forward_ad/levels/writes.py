@@ -69,8 +69,9 @@ def write_call(op: Any, name: str, signature: Signature, values: list[Any], leve
     result = functional(*args, **kwargs)
     outputs = result if len(functional._schema.returns) > 1 else (result,)
     first = len(outputs) - len(targets)
-    fresh, written = iter(outputs[:first]), iter(_written(targets, outputs[first:], levels))
-    returns = tuple(next(fresh if r.alias_info is None else written) for r in op._schema.returns)
+    fresh, written = iter(outputs[:first]), dict(zip(places, _written(targets, outputs[first:], levels)))
+    # an operator may return its targets in any order
+    returns = tuple(next(fresh) if i is None else written[i] for i in (r.alias for r in signature.returns))
     return returns if len(returns) > 1 else returns[0] if returns else None
 
 
