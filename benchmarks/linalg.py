@@ -1,4 +1,4 @@
-"""Forward, backward, and both, of the decompositions and solves: stock eager, stock compiled, JAX, ours.
+"""Forward, backward, and both, of the decompositions and solves: stock eager, stock compiled, ours.
 
 Ours is a plain override(), which leaves to stock what stock does as well. Forwards of our own are for lu, svd and eigh;
 without them the forward is stock's.
@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,7 +31,6 @@ COLUMNS = [
     "what",
     "stock",
     "compiled",
-    "jax",
     "ours",
     "ours, forward=True",
     "double",
@@ -123,15 +118,6 @@ def contest(
     return contenders, inside
 
 
-def jax_seconds(name: str, shape: str, dtype: str) -> list[float]:
-    """Of JAX's forward plus backward, which has no backward apart; empty where it cannot be had."""
-    command = [sys.executable, str(Path(__file__).parent / "contenders/jax_linalg.py"), name, shape, dtype, "5"]
-    try:
-        return json.loads(subprocess.run(command, capture_output=True, timeout=40, check=True).stdout)
-    except (subprocess.SubprocessError, ValueError):
-        return []
-
-
 def rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     found = []
     generator = torch.Generator().manual_seed(0)
@@ -154,8 +140,6 @@ def rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             if more and arguments.compile:
                 contenders["compiled"] = contender(torch.compile(function), x, cotangents, what)
             times = measure(contenders, arguments.seconds, inside)
-            if more and arguments.jax and (seconds := jax_seconds(name, "x".join(map(str, shape)), row["dtype"])):
-                times["jax"] = seconds
             found.append(row | summary(times, "stock"))
             print(".", end="", flush=True)
     print()
@@ -200,9 +184,6 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-rectangles", dest="rectangles", action="store_false")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
-    parser.add_argument(
-        "--no-jax", dest="jax", action="store_false", help="which is left out too if it is not installed"
-    )
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ import json
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -39,9 +41,9 @@ def measure(
     around = {name: (inside or {}).get(name, nullcontext()) for name in contenders}
     for name, run in contenders.items():
         with around[name]:
-            took = _seconds(run)
+            took = seconds_of(run)
             if took < 0.05:  # the first call of a short one is longer than the others
-                took = _seconds(run)
+                took = seconds_of(run)
         calls[name] = max(1, min(2000, int(1e-2 / max(took, 1e-7))))
     times: dict[str, list[float]] = {name: [] for name in contenders}
     begin = now = time.perf_counter()
@@ -49,14 +51,8 @@ def measure(
     while rounds < 2 or rounds < 3 and now < begin + 10 * seconds or now < begin + seconds:
         for name, run in contenders.items():
             with around[name]:
-                for _ in range(min(calls[name] // 2, 10) if calls[name] > 5 else 2):
-                    run()
-                _settle()
-                start = time.perf_counter()
-                for _ in range(calls[name]):
-                    run()
-                _settle()
-                times[name].append((time.perf_counter() - start) / calls[name])
+                seconds_of(run, min(calls[name] // 2, 10) if calls[name] > 5 else 2)
+                times[name].append(seconds_of(run, calls[name]) / calls[name])
         rounds += 1
         now = time.perf_counter()
     return times
@@ -68,12 +64,48 @@ def _settle() -> None:
         torch.cuda.synchronize()
 
 
-def _seconds(run: Callable[[], object]) -> float:
+def seconds_of(run: Callable[[], object], calls: int = 1) -> float:
+    """The time of so many calls, with the kernels that they launch."""
+    if isinstance(run, Elsewhere):
+        return run.seconds(calls)
     _settle()
     start = time.perf_counter()
-    run()
+    for _ in range(calls):
+        run()
     _settle()
     return time.perf_counter() - start
+
+
+class Elsewhere:
+    """A contender in a process of its own, which reads requests and prints answers, in lines of JSON."""
+
+    def __init__(self, script: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def ask(self, request: Any) -> Any:
+        """The answer; None if the process has ended."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            print(json.dumps(request), file=self._process.stdin, flush=True)
+            return json.loads(self._process.stdout.readline() or "null")
+        except BrokenPipeError:
+            return None
+
+    def seconds(self, calls: int) -> float:
+        """The time of so many calls."""
+        return float(self.ask(calls))
+
+    def __call__(self) -> None:
+        self.seconds(1)
+
+    def __enter__(self) -> Elsewhere:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
 
 
 def summary(times: Mapping[str, Sequence[float]], baseline: str) -> dict[str, dict[str, float]]:

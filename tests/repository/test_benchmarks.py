@@ -92,3 +92,19 @@ def test_documents_quote_the_figures_of_decompositions():
                     assert cell == " / ".join(f"{r:.0f}" if r >= 9.95 else f"{r:.1f}" for r in ratios), (page, name, n)
                     quoted += 1
     assert quoted == 4 * 4 + 11 * 7
+
+
+def test_documents_quote_the_figures_next_to_jax():
+    lines = (BENCHMARKS / "results" / "against_jax.csv").read_text().splitlines()[1:]
+    rows = {(r["problem"], r["size"]): r for r in csv.DictReader(lines)}
+    text = (BENCHMARKS.parent / "docs" / "performance.md").read_text()
+    head, body = re.search(r"^\| JAX / ours \| (.*)\n\|[ |-]+\n((?:\|.*\n)+)", text, re.MULTILINE).groups()
+    for label, *cells in (line.strip("| ").split(" | ") for line in body.splitlines()):
+        name, one = label.removesuffix(", one"), label.endswith(", one")
+        operator = NAMES[name.partition(",")[0]]
+        ours = "ours, forward=True" if operator in ("lu", "svd", "eigh") and not one else "ours"
+        for n, cell in zip(re.findall(r"\d+", head), cells, strict=True):
+            column = f"1 threads {'1' if one else 'several'} "
+            row = {k.removeprefix(column): v for k, v in rows[operator, n].items() if k.startswith(column)}
+            ratios = [float(row[f"{d} {ours} ratio"]) / float(row[f"{d} jax ratio"]) for d in ("float32", "float64")]
+            assert cell == " / ".join(f"{r:.0f}" if r >= 9.95 else f"{r:.1f}" for r in ratios), (label, n)
