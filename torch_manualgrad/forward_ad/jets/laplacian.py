@@ -48,8 +48,8 @@ def laplacian(
             separately, and the sum is over the other dimensions.
         block_dim: a dimension of the argument, such as that of electrons. While $f$ acts on each of its entries
             separately, the Jacobian is block-diagonal, and only its blocks are computed; once $f$ mixes them, all of
-            it. The result is the same. By default the first dimension after the batch, if
-            an example has more than 8 entries.
+            it. The result is the same. By default the first dimension after the batch, if an example has more than 8
+            entries.
         with_jacobian: also return the value and the Jacobian.
 
     Returns:
