@@ -24,7 +24,7 @@ import torch_manualgrad as mg
 NAMES = ("svd", "eigh", "lu", "qr", "cholesky", "solve")
 FORWARDS = ("lu", "svd", "eigh")
 SIZES = (3, 8, 32, 128, 512)
-SEVERAL = 2**20  # bytes of a batch
+SEVERAL = 2**20  # bytes of a batch of at least four matrices
 ACTIVATIONS = {"silu": nn.SiLU, "tanh": nn.Tanh}
 # activation, widths, argument, the best of folx's sparsity thresholds
 NETWORKS = (("silu", (4, *[100] * 10, 1), (20, 100, 4), 4), ("tanh", (50, 768, 768, 512, 512, 1), (64, 50), 0))
@@ -66,9 +66,8 @@ def traced(network: nn.Module) -> Callable[[Tensor], Tensor]:
 
     def one(x: Tensor) -> Tensor:
         gradient, at = torch.func.grad(lambda v: network(v.reshape(x.shape)).sum()), x.reshape(-1)
-        along = torch.vmap(
-            lambda v: torch.func.jvp(gradient, (at,), (v,))[1] @ v, chunk_size=8
-        )  # all at once take 13 GB
+        # eight directions at a time: all of them together take 13 GB
+        along = torch.vmap(lambda v: torch.func.jvp(gradient, (at,), (v,))[1] @ v, chunk_size=8)
         return along(torch.eye(len(at))).sum()
 
     return torch.vmap(one)
@@ -88,7 +87,7 @@ def laplacians(arguments: argparse.Namespace, jax: Elsewhere, folx: Elsewhere) -
         contenders: dict[str, Callable[[], object]] = {
             "stock": lambda: stock(x), "ours": lambda: ours(x), "ours compiled": lambda: compiled(x)
         }  # fmt: skip
-        if len(shape) == 2 and (theirs := torch_jet(network, x)) is not None:  # it imports what compiles all anew
+        if len(shape) == 2 and (theirs := torch_jet(network, x)) is not None:  # its import makes Dynamo compile again
             contenders["torch-jet"] = theirs
         expected = stock(x).reshape(-1)
         for run in contenders.values():
@@ -99,7 +98,7 @@ def laplacians(arguments: argparse.Namespace, jax: Elsewhere, folx: Elsewhere) -
                 contenders[name] = process
         row = {"problem": f"Laplacian, {activation} at {' x '.join(map(str, shape))}", "batch": "several"}
         row |= {"size": "-".join(map(str, widths)).replace("-100" * 10, "-10x100"), "dtype": "float32"}
-        # those that take seconds once: after a long wait the memory of the others is gone from the caches
+        # slow contenders run once: while they run, the data of the others leaves the caches
         once = {name: seconds for name, run in contenders.items() if (seconds := seconds_of(run)) > 2}
         times = measure({name: run for name, run in contenders.items() if name not in once}, 8 * arguments.seconds)
         times |= {name: [seconds] * len(times["ours"]) for name, seconds in once.items()}

@@ -1,7 +1,7 @@
 """Calls of JAX that against_jax.py times: compiled, on one thread, in a process of its own.
 
-Reads a line for each request: a list of a case's words, for which it prints whether it can run it; or a number of calls,
-for which it prints the seconds that they took. Next to PyTorch's threads in one process JAX's wait for each other for good.
+Each line of the input is a request, in JSON. A list names a case: it is compiled, and the answer is whether that worked. A
+number runs the case that many times, and the answer is the time in seconds. JAX and PyTorch in one process can deadlock.
 """
 
 from __future__ import annotations

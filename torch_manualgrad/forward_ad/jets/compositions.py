@@ -32,8 +32,8 @@ def composition(function: Callable[..., Any]) -> Callable[..., Any]:
 def _largest(x: Tensor, dim: Any) -> Tensor:
     """The largest entry, with its series: subtracted before exponentials are taken.
 
-    The exponential of the largest entry is then 1, without higher coefficients. So the higher coefficients of a sum are those of
-    the small exponentials, which are not lost beside it.
+    The exponential of the largest entry is then exactly 1, and its higher coefficients are 0. The higher coefficients of the
+    sum come from the small exponentials alone, and none is lost to rounding.
     """
     if not x.numel():
         return x.detach().real.sum(dim, keepdim=True)

@@ -32,7 +32,7 @@ from .vmap import each_direction
 
 __all__ = ["biharmonic", "ggn_vp", "hessian_diagonal", "hvp", "laplacian", "weighted_laplacian"]
 
-_FEW = 8  # entries, for which it costs more to keep blocks apart than it saves
+_FEW = 8  # up to this number of entries, keeping blocks apart costs more than it saves
 
 
 @checked
