@@ -16,7 +16,7 @@ BENCHMARKS := $(wildcard benchmarks/*.py)
 KERNEL_TESTS := $(wildcard tests/kernels/test_*_kernels.py tests/primal/test_*.py)
 # whose results may depend on how long the processor's vectors are, and on what becomes of the last few elements
 CAPABILITY_TESTS := tests/core/test_vector_tails.py tests/core/test_strong_zero.py tests/derivatives/elementwise/test_edges.py \
-  $(addprefix tests/kernels/test_,norm_kernels.py distance_kernels.py segment_kernels.py strong_times_kernels.py)
+  $(addprefix tests/kernels/test_,norm_kernels.py distance_kernels.py segment_kernels.py strong_times_kernels.py gamma_kernels.py)
 CAPABILITIES = $(shell $(PY) -c "$(NARROWER)")
 NARROWER := import torch; c = torch.backends.cpu.get_cpu_capability(); print({'AVX2': 'default', 'AVX512': 'default avx2'}.get(c, ''))
 

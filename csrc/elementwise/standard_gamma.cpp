@@ -17,7 +17,8 @@ struct Slopes {
 
 struct CpuStandardGamma {
   template <class T>
-  static void run(int64_t count, const T* a, const T* x, T* out) {
+  static void run(int64_t count, const T* a, const T* x, const Tensor& result) {
+    T* const out = static_cast<T*>(result.mutable_data_ptr());
     constexpr int64_t kNumbers = 256;  // as each takes as long as a hundred products
     static const GaussLegendre<GammaTerms<T>::kNodes> rule;
     parallel_for(count, kNumbers,

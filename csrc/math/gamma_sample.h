@@ -9,6 +9,12 @@
 #include <cstring>
 #include <limits>
 
+#if defined(__CUDACC__)
+#define MANUALGRAD_UNROLL_POLYNOMIAL _Pragma("unroll")
+#else
+#define MANUALGRAD_UNROLL_POLYNOMIAL _Pragma("GCC unroll 16")  // else the loop around it is not vectorized
+#endif
+
 namespace manualgrad {
 
 // Gauss and Legendre's rule on (0, 1).
@@ -90,7 +96,7 @@ HOST_DEVICE double exp_of_lane(double x) {
   const double in_range = x < -700 ? -700 : x, shifted = in_range * kLog2 + kShift, k = shifted - kShift;
   const double r = (in_range - k * kHigh) - k * kLow;
   double power = 0;
-#pragma GCC unroll 16
+  MANUALGRAD_UNROLL_POLYNOMIAL
   for (const double coefficient : kTaylor) power = power * r + coefficient;
   int64_t bits, exponent;
   std::memcpy(&bits, &power, sizeof bits);
@@ -120,7 +126,7 @@ HOST_DEVICE double bend_of_exp(double s) {
                                 1. / 6,
                                 1. / 2};
   double series = 0;
-#pragma GCC unroll 16
+  MANUALGRAD_UNROLL_POLYNOMIAL
   for (const double coefficient : kTaylor) series = series * s + coefficient;
   return (s < 0 ? -s : s) < kFlat ? series * s * s : exp_of_lane(s) - 1 - s;
 }
@@ -134,13 +140,19 @@ HOST_DEVICE double gamma_slope_by_quadrature(double a, double x, double logs,
   const double linear = above ? x - a : a - x - kCut / 2;
   double bound = 2 * kCut / (linear + std::hypot(linear, std::sqrt(2 * kCut * (above ? x : a))));
   bound = above ? std::fmin(bound, std::log1p((kCut + a * bound) / x)) : -bound;
-  double terms[GammaTerms<T>::kNodes], total = 0;
-#pragma omp simd
-  for (int i = 0; i < GammaTerms<T>::kNodes; ++i) {
+  const auto term = [&](int i) MANUALGRAD_INLINED {
     const double s = bound * rule.nodes[i];
-    terms[i] = rule.weights[i] * (a * (logs + s) + 1) * exp_of_lane((a - x) * s - x * bend_of_exp(s));
-  }
-  for (const double term : terms) total += term;  // in one order, whatever the vectors are
+    return rule.weights[i] * (a * (logs + s) + 1) * exp_of_lane((a - x) * s - x * bend_of_exp(s));
+  };
+  double total = 0;  // in one order, whatever the vectors are
+#if defined(__CUDACC__)
+  for (int i = 0; i < GammaTerms<T>::kNodes; ++i) total += term(i);
+#else
+  double terms[GammaTerms<T>::kNodes];
+#pragma omp simd
+  for (int i = 0; i < GammaTerms<T>::kNodes; ++i) terms[i] = term(i);
+  for (const double one : terms) total += one;
+#endif
   return bound * total;
 }
 

@@ -51,6 +51,11 @@ def strong_times(dtype: torch.dtype, contiguous: bool) -> tuple:
     return (x, torch.where(y.abs() < 0.5, 0, y)) if contiguous else (x[:, :1], y.T.contiguous().T[::2].repeat(2, 1))
 
 
+def gamma(dtype: torch.dtype) -> tuple:
+    a = torch.linspace(0.05, 40, 300).to(dtype)
+    return a, a.flip(0)
+
+
 def segments(name: str, dtype: torch.dtype) -> tuple:
     offsets, x = torch.tensor([0, 3, 3, 203, 204, 290]), random(290, 2).to(dtype)
     if name == "_nested_sum_backward":
@@ -69,6 +74,8 @@ for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch
         CASES[f"strong_times {of} {contiguous}"] = lambda dtype=dtype, c=contiguous: strong_times(dtype, c)
     if dtype.is_complex:
         continue
+    if dtype in (torch.float32, torch.float64):
+        CASES[f"standard_gamma_grad {of}"] = lambda dtype=dtype: gamma(dtype)
     for p in (1.0, 2.5, float("inf")):
         CASES[f"cdist_backward {of} {p}"] = lambda dtype=dtype, p=p: cdist(dtype, p)
     for name in SEGMENTS + SEGMENTS_BACKWARD:

@@ -166,7 +166,7 @@ def _takes(a: Tensor, x: Tensor) -> bool:
     )
 
 
-@formula(kernels=Kernel("cpu", when=_takes))
+@formula(kernels=Kernel("cpu", "cuda", when=_takes))
 def standard_gamma_grad(a: Tensor, x: Tensor) -> Tensor:
     """The derivative of a sample $x$ of the gamma distribution in its shape $a$: $-(dP/da) / (dP/dx)$.
 
