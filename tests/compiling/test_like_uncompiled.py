@@ -176,6 +176,21 @@ def a_write_to_what_was_viewed_without_grad_before(wrap):
 
 
 @case
+def grad_mode_is_left_switched_off(wrap):
+    def f(x):
+        y = x * x
+        torch.set_grad_enabled(False)
+        return y.clone(), y
+
+    f, x, found = wrap(f), ones(2, requires_grad=True), []
+    for _ in range(2):
+        with torch.enable_grad():
+            results = f(x)
+            found.append(torch.tensor([torch.is_grad_enabled(), *[r.requires_grad for r in results]]))
+    return *found, *results
+
+
+@case
 def an_argument_that_no_grad_returns_has_its_history(wrap):
     def f(x):
         y = x.sin()

@@ -17,8 +17,21 @@ WRONG = {
     "171 terms": (lambda: fwd.jet(F, (X,), ([X] * 171,)), "series: expected at most 170 terms, got 171"),
     "batch_dims 2**31 - 1": (lambda: fwd.laplacian(F, batch_dims=2**31 - 1)(X), "batch_dims: .* got 2147483647"),
     "biharmonic batch_dims": (lambda: fwd.biharmonic(F, batch_dims=2**31 - 1)(X), "batch_dims: .* got 2147483647"),
-    "a weight of nan": (lambda: fwd.weighted_laplacian(F, torch.full((12, 12), torch.nan)), "weight: expected finite"),
+    "a weight of nan": (
+        lambda: fwd.weighted_laplacian(F, torch.full((12, 12), torch.nan))(X),
+        "weight: expected finite",
+    ),
     "a function of nothing": (lambda: fwd.biharmonic(object)(X), "(?s)laplacian: object.* takes no arguments.*x="),
+    "a function that returns nothing": (lambda: fwd.laplacian(lambda x: None)(X), "f: expected a tensor.* got None"),
+    "a function that returns a number": (
+        lambda: fwd.hessian_diagonal(lambda x: 3.0)(X),
+        "f: expected a tensor.* got 3.0",
+    ),
+    "a function that returns no tensors": (lambda: fwd.biharmonic(lambda x: ())(X), "f: expected a tensor.* got None"),
+    "a function that returns a tensor and a number": (
+        lambda: fwd.laplacian(lambda x: (x, 3.0))(X),
+        "f: expected a tensor.* got 3.0",
+    ),
     "order 1.5": (lambda: fwd.directional(F, X, X, 1.5), "directional: order: expected an int, got 1.5"),
     "order True": (lambda: fwd.directional(F, X, X, True), "directional: order: expected an int, got True"),
     "direction": (

@@ -189,6 +189,49 @@ def test_a_weight_that_is_not_symmetric():
     torch.testing.assert_close(weighted_laplacian(MLP, W)(x), (W * H).sum((-2, -1)).reshape(MLP(x).shape))
 
 
+def cubed(x):
+    return x.sin().sum() ** 3
+
+
+def weighted_trace(W, x):
+    """The trace of W H, in closed form: W and x may be complex."""
+    s, cosines = x.sin().sum(), x.cos()
+    return ((6 * s * torch.outer(cosines, cosines) - torch.diag(3 * s**2 * x.sin())) * W).sum()
+
+
+@pytest.mark.parametrize("kind", ["regular", "zero", "identity"])
+def test_derivatives_in_a_matrix_weight(kind):
+    x, W = seeded_by_shape(3), seeded_by_shape(3, 3)
+    W = {"regular": W, "zero": 0 * W, "identity": torch.eye(3, dtype=W.dtype)}[kind]  # two have equal eigenvalues
+    ours = lambda W, x: weighted_laplacian(cubed, W)(x)  # noqa: E731
+    grad, hessian, jvp = torch.func.grad, torch.func.hessian, torch.func.jvp
+    ways = [
+        lambda f: grad(f, (0, 1))(W, x),
+        lambda f: jvp(f, (W, x), (W + 1, x))[1],
+        lambda f: hessian(f, (0, 1))(W, x),
+        lambda f: torch.func.jacrev(grad(f, (0, 1)), (0, 1))(W, x),
+        lambda f: jvp(lambda *at: jvp(f, at, (W + 1, x))[1], (W, x), (W + 2, x))[1],
+        lambda f: torch.func.vmap(f, (0, None))(torch.stack([W, 2 * W - 1]), x),
+        lambda f: laplacian(lambda y: f(W + torch.outer(y, y), y))(x),
+    ]
+    for way in ways:
+        torch.testing.assert_close(way(ours), way(weighted_trace))
+    tracked = W.clone().requires_grad_()
+    (found,) = torch.autograd.grad(ours(tracked, x), tracked)
+    torch.testing.assert_close(found, grad(weighted_trace)(W, x))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(W, W + 1)
+        found = torch.autograd.forward_ad.unpack_dual(ours(dual, x)).tangent
+    torch.testing.assert_close(found, jvp(lambda W: weighted_trace(W, x), (W,), (W + 1,))[1])
+
+
+@pytest.mark.parametrize("W", [seeded_by_shape(3, 3) * (1 + 2j), seeded_by_shape(3) * 1j, seeded_by_shape(3, 3)])
+@pytest.mark.parametrize("x", [seeded_by_shape(3), seeded_by_shape(3) * (2 - 1j)])
+def test_complex_weights_and_arguments(W, x):
+    full = torch.diag(W) if W.ndim == 1 else W
+    torch.testing.assert_close(weighted_laplacian(cubed, W)(x), weighted_trace(full, x))
+
+
 def test_a_weight_that_does_not_fit():
     with pytest.raises(ValueError, match="weighted_laplacian: weight: expected shape"):
         weighted_laplacian(MLP, seeded_by_shape(2))(seeded_by_shape(3))

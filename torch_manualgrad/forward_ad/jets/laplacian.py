@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.arguments import ArgumentError, checked, named
-from torch_manualgrad.core.internals import pytree, values_readable
+from torch_manualgrad.core.internals import pytree, tangents_possible, values_readable
 from torch_manualgrad.core.override.override import under_active_rules
 
 from .arguments import check_at_least, check_batch_dims, check_like, check_numbers
@@ -28,6 +28,7 @@ from .compiled import compiled_if_f_is
 from .curves import series_of, start
 from .rows import RowSpace, densified
 from .tensor import Space
+from .trace import is_tensor
 from .vmap import each_direction
 
 __all__ = ["biharmonic", "ggn_vp", "hessian_diagonal", "hvp", "laplacian", "weighted_laplacian"]
@@ -113,7 +114,7 @@ def weighted_laplacian(f: Callable[..., Any], weight: Tensor, *, batch_dims: int
     Args:
         f: as in `laplacian`.
         weight: $W$, (n, n), or its diagonal, (n,), with $n$ the number of entries of one example of the argument. Only
-            the symmetric part of a matrix counts. A matrix is constant; a diagonal may be differentiated.
+            the symmetric part of a matrix counts. A matrix takes $n$ directions if it is constant and real, else $2 n$.
         batch_dims: as in `laplacian`.
 
     Returns:
@@ -124,8 +125,6 @@ def weighted_laplacian(f: Callable[..., Any], weight: Tensor, *, batch_dims: int
         ValueError: the weight has another shape; ``batch_dims`` as in `laplacian`.
     """
     check_numbers("weighted_laplacian: weight", weight)
-    if weight.ndim == 2 and values_readable([weight]) and not weight.isfinite().all():
-        raise ArgumentError("weighted_laplacian: weight: expected finite numbers in a matrix, got inf or nan")
     check_at_least("weighted_laplacian: batch_dims", batch_dims, 0)
     batch_of = _batch_of("weighted_laplacian", batch_dims)
 
@@ -138,16 +137,38 @@ def weighted_laplacian(f: Callable[..., Any], weight: Tensor, *, batch_dims: int
                 f"weighted_laplacian: weight: expected shape [{n}] or [{n}, {n}] for an argument of shape {list(x.shape)} "
                 f"and batch_dims={batch_dims}, got {list(weight.shape)}"
             )
+        if weight.is_complex() and not x.is_complex():
+            parts = [weighted_laplacian(f, w, batch_dims=batch_dims)(x, *others) for w in (weight.real, weight.imag)]
+            return pytree.tree_map(lambda real, imag: real + 1j * imag, *parts)
         weights, seeds = weight, _seeds(x, range(batch_dims))
         if weight.ndim == 2:
-            symmetric = (weight.detach() + weight.detach().mT) / 2
-            weights, vectors = torch.linalg.eigh(symmetric.to(x.dtype))
-            seeds = _seeds(x, range(batch_dims), vectors.mT)
-        space = Space(2, n, weights)
+            weights, vectors = _sum_of_squares(weight.to(x.dtype))
+            seeds = _seeds(x, range(batch_dims), vectors)
+        space = Space(2, len(seeds), weights)
         space.batch_of = batch_of
         return _collapsed(f, x, others, seeds, space, batch_dims)[2]
 
     return of
+
+
+def _sum_of_squares(W: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights, and vectors as rows, whose squares $v v^T$ add up to the symmetric part of $W$.
+
+    Both may be differentiated, unless $W$ is constant. Eigenvectors, of which there are fewer, have no derivative where
+    eigenvalues are equal, and are no such sum for a complex $W$: with a number $c$, $4 W = (c + W / c)^2 - (c - W / c)^2$.
+    """
+    symmetric = (W + W.mT) / 2
+    in_graph = torch.compiler.is_compiling()  # which may be differentiated later
+    if not (in_graph or W.is_complex() or W.requires_grad or tangents_possible([W])):
+        if values_readable([W]) and not W.isfinite().all():
+            raise ArgumentError("weighted_laplacian: weight: expected finite numbers in a matrix, got inf or nan")
+        weights, vectors = torch.linalg.eigh(symmetric)
+        return weights, vectors.mT
+    largest = symmetric.detach().abs().amax() if W.numel() else W.abs().sum()
+    scale = torch.where(largest > 0, largest, 1).sqrt()
+    diagonal = scale * torch.eye(len(W), dtype=W.dtype, device=W.device)
+    signs = torch.ones(len(W), dtype=W.dtype, device=W.device) / 4
+    return torch.cat([signs, -signs]), torch.cat([diagonal + symmetric / scale, diagonal - symmetric / scale])
 
 
 @checked
@@ -185,7 +206,8 @@ def hessian_diagonal(f: Callable[..., Any], *, batch_dims: int = 0) -> Callable[
         def second(v: Tensor) -> list[Any]:
             space = Space(2)
             space.batch_of = batch_of
-            found = series_of(space, lambda y: f(y, *others), (x,), ([v, None],), batch_dims)[1]
+            values, found = series_of(space, lambda y: f(y, *others), (x,), ([v, None],), batch_dims)
+            _check_results(pytree.tree_leaves(values))
             flat, tree = pytree.tree_flatten(found, is_leaf=lambda y: isinstance(y, list))
             trees[:] = [tree]
             return [terms[1] for terms in flat]
@@ -246,6 +268,12 @@ def ggn_vp(model: Callable[[Tensor], Tensor], loss: Callable[[Tensor], Tensor], 
     return pullback(hvp(loss, output, tangent))[0]
 
 
+def _check_results(results: Sequence[Any]) -> None:
+    for y in results or [None]:
+        if not is_tensor(y):
+            raise TypeError(f"f: expected a tensor, or a pytree of tensors, as its result, got {y!r}")
+
+
 def _batch_of(name: str, batch_dims: int) -> str | None:
     return f"{name}(batch_dims={batch_dims})" if batch_dims else None
 
@@ -267,6 +295,7 @@ def _collapsed(
 
     def run() -> tuple[list[Any], Any, Any]:
         outputs, tree = pytree.tree_flatten(f(start(space, [x, directions, None], batch_dims), *others))
+        _check_results(outputs)
         found = [space.factored(y) for y in outputs]
         sums = [torch.zeros_like(y[0]) if y[2] is None else 2 * y[2] for y in found]
         return outputs, tree, pytree.tree_unflatten(sums, tree)
