@@ -338,6 +338,16 @@ def test_the_backend_has_a_name_and_options():
         torch.compile(torch.sin, backend="manualgrad", options={"lowering": "fast"})(x)
     with pytest.raises(TypeError, match="no option 'lowerings'; expected dynamic, fullgraph, lowering or fallback"):
         mg.compile(torch.sin, lowerings="eager")
+    with pytest.raises(Exception, match="backend: no option 'lowerings'; expected lowering or fallback"):
+        torch.compile(torch.sin, backend="manualgrad", options={"lowerings": "eager"})(x)
+    for wrong, message in (
+        ({"fallback": "no"}, "compile: fallback: expected a bool, got 'no'"),
+        ({"fullgraph": 3}, "compile: fullgraph: expected a bool, got 3"),
+        ({"options": 3}, "compile: options: expected a dictionary, got 3"),
+        ({"options": {"lowerings": 3}}, "compile: no option 'lowerings'"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            mg.compile(torch.sin, **wrong)
 
 
 def test_graphs_that_inductor_refuses_run_uncompiled(monkeypatch):

@@ -123,6 +123,18 @@ def test_series_of_several_arguments_and_a_tree():
     assert torch.stack(series["a"][0]).tolist() == pytest.approx([4, 10, 12])
 
 
+@pytest.mark.parametrize("p", [0.5, 0.3])
+def test_dropout_has_one_mask(p):
+    """The default of the operator that draws the mask is 0.5; its functional form has none."""
+    x, v = seeded_by_shape(4, 3), seeded_by_shape(3, 4).mT
+    torch.manual_seed(0)
+    value, (slopes, bends) = jet(lambda x: torch.nn.functional.dropout(x, p).square(), (x,), ([v, None],))
+    mask = value != 0
+    assert not mask.all()
+    torch.testing.assert_close(slopes, torch.where(mask, 2 * x * v / (1 - p) ** 2, 0))
+    torch.testing.assert_close(bends, torch.where(mask, 2 * v * v / (1 - p) ** 2, 0))
+
+
 def test_complex_numbers():
     z = torch.complex(seeded_by_shape(3), seeded_by_shape(3) + 2)
     f = lambda x: torch.exp(1j * x) * z + (x * z).abs() + (x + z).log().real  # noqa: E731

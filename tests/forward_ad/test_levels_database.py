@@ -57,3 +57,38 @@ def test_no_tangent_is_lost(info, grad_mode):
                         continue
                     t = torch.zeros_like(e) if t is None else t
                     torch.testing.assert_close(t, e, rtol=1e-6, atol=1e-8, equal_nan=True)
+
+
+@pytest.mark.parametrize("info", every(12, OPERATORS, 5), ids=label)
+def test_gradients_of_tangents_inside_of_a_level(info):
+    """Next to torch.func under the same rules. Where that has no gradient either, a level may raise."""
+    for function, x in inputs_of(info):
+        v = torch.linspace(0.5, 1.5, x.numel(), dtype=F64).reshape(x.shape)
+
+        def of(tangents):
+            return sum(
+                (t * torch.linspace(1, 2, t.numel()).reshape(t.shape)).sum().real for t in tangents if t is not None
+            )
+
+        def expected():
+            leaf = x.clone().requires_grad_()
+            total = of(torch.func.jvp(function, (leaf,), (v,))[1])  # noqa: B023
+            return torch.autograd.grad(total, leaf, materialize_grads=True)[0] if total.requires_grad else None
+
+        with mg.override("*"):
+            try:
+                right = expected()
+            except (RuntimeError, NotImplementedError, ValueError):
+                continue
+            leaf = x.clone().requires_grad_()
+            with dual_level():
+                try:
+                    total = of(unpack_dual(y).tangent for y in function(make_dual(leaf, v)))
+                    if right is None or not isinstance(total, torch.Tensor) or not total.requires_grad:
+                        assert right is None or not right.any()
+                        continue
+                    found = torch.autograd.grad(total, leaf, materialize_grads=True)[0]
+                except NotImplementedError as error:
+                    assert "is unknown" in str(error)
+                    continue
+        torch.testing.assert_close(found, torch.zeros_like(x) if right is None else right, equal_nan=True)

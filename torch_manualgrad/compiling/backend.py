@@ -53,11 +53,9 @@ def backend(
         A function with the outputs of the graph.
 
     Raises:
-        ValueError: an unknown lowering.
+        TypeError, ValueError: an option is unknown, or has a wrong value.
     """
-    chosen = Options(**{"lowering": lowering, "fallback": fallback, **(options or {})})
-    if chosen.lowering not in lowerings:
-        raise ValueError(_unknown(chosen.lowering))
+    chosen = _options("backend", {"lowering": lowering, "fallback": fallback, **(options or {})})
     chosen = chosen._replace(line=watching.line_of(graph))
     if any(map(_has_wrong_shape, _nodes(graph))):  # the graph, and the code around it, may hold them as numbers
         wrong = Unsupported("Dynamo of this torch is wrong about the shapes of torch.lstm")
@@ -95,21 +93,32 @@ def compile(function: Any = None, /, *, dynamic: bool | None = None, fullgraph: 
         The result of ``torch.compile``.
 
     Raises:
-        TypeError: an unknown option.
-        ValueError: an unknown lowering.
+        TypeError, ValueError: an option is unknown, or has a wrong value.
     """
     if function is None:
         return functools.partial(compile, dynamic=dynamic, fullgraph=fullgraph, **options)
-    if unknown := sorted(options.keys() - {"lowering", "fallback", "options"}):
-        raise TypeError(f"compile: no option {unknown[0]!r}; expected dynamic, fullgraph, lowering or fallback")
-    if (lowering := options.get("lowering", "inductor")) not in lowerings:
-        raise ValueError(_unknown(lowering))
+    if type(fullgraph) is not bool:
+        raise TypeError(f"compile: fullgraph: expected a bool, got {fullgraph!r}")
+    given = options.get("options")
+    if given is not None and not isinstance(given, Mapping):
+        raise TypeError(f"compile: options: expected a dictionary, got {given!r}")
+    _options(
+        "compile", {**{n: x for n, x in options.items() if n != "options"}, **(given or {})}, "dynamic, fullgraph, "
+    )
     chosen = functools.partial(backend, **{"fallback": not fullgraph, **options})
     return torch.compile(function, backend=chosen, dynamic=dynamic, fullgraph=fullgraph)
 
 
-def _unknown(lowering: object) -> str:
-    return f"lowering: expected one of {', '.join(map(repr, lowerings))}, got {lowering!r}"
+def _options(where: str, given: Mapping[str, Any], others: str = "") -> Options:
+    if unknown := sorted(given.keys() - {"lowering", "fallback"}):
+        raise TypeError(f"{where}: no option {unknown[0]!r}; expected {others}lowering or fallback")
+    chosen = Options(**given)
+    if chosen.lowering not in lowerings:
+        expected = ", ".join(map(repr, lowerings))
+        raise ValueError(f"{where}: lowering: expected one of {expected}, got {chosen.lowering!r}")
+    if type(chosen.fallback) is not bool:
+        raise TypeError(f"{where}: fallback: expected a bool, got {chosen.fallback!r}")
+    return chosen
 
 
 def _nodes(graph: fx.GraphModule) -> Iterator[fx.Node]:

@@ -17,11 +17,11 @@ from ..engine.transpose import Transposed
 from ..internals import (
     PLAIN,
     below_autograd,
+    in_functorch,
     is_autocast_enabled,
     only_autograd,
     pytree,
     saved_tensors_are_hooked,
-    tangents_possible,
     transforms_usable,
     unwrap_if_dead,
 )
@@ -355,7 +355,7 @@ class ReferenceDerivative(Transposed):
             found = self.rule.function(context, self.signature.Inputs(*values), *grads)
             shapes = [v.shape if isinstance(v, Tensor) else _shapes(v) for v in values]
             return check_gradients(self.signature, self.rule.location, shapes, found)
-        return self._vjp(needed, values, grads, not tangents_possible((*tensors, *grads)))
+        return self._vjp(needed, values, grads, plain=not in_functorch())
 
     @property
     def has_own_jvp(self) -> bool:

@@ -202,7 +202,7 @@ def _matrix_rule(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 def _others(space: Space, names: Sequence[str], outputs: Sequence[Any], name: str) -> list[Any]:
     """The factors, which have no series; indices are unchanged."""
     return [
-        space.lost(o, f"{name}: its output {n!r}") if o.is_floating_point() or o.is_complex() else o
+        space.lost(o, f"{name}: its output {n!r}") if o.dtype.is_floating_point or o.dtype.is_complex else o
         for n, o in zip(names, outputs)
     ]
 

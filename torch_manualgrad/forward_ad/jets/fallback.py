@@ -21,7 +21,7 @@ from torch_manualgrad.core.schema import Signature
 
 from . import taylor
 from .linear import packed, primal_of, refuse_dropped, term_of
-from .tensor import Space
+from .tensor import Space, is_jet
 from .trace import is_tensor
 from .vmap import each_direction, leaves, rebuilt
 
@@ -135,9 +135,17 @@ def _run(space: Space, about: _Operator, values: Sequence[Any]) -> Any:
     given, named = about.signature.split(primals)
     outputs = about.signature.outputs(operator(about.name)(*given, **named))
     terms = [[term_of(space, v, k) for v in values] for k in range(1, space.order + 1)]
-    found = by_series(space, lambda inputs, known: _raised(about, inputs, known), primals, terms, list(outputs))
+    known = [_each(_without_series, o) for o in outputs]
+    found = by_series(space, lambda inputs, known: _raised(about, inputs, known), primals, terms, known)
     series = [[o, *[row[i] for row in found]] for i, o in enumerate(outputs)]
     return packed(space, about.name, about.signature.output_names, about.differentiable, series)
+
+
+def _without_series(x: Any) -> Any:
+    """The value of an output that has no series in an enclosing space: a jvp holds it constant."""
+    while is_jet(x) and x.lost is not None:
+        x = x.primal
+    return x
 
 
 def _contiguous(x: Any) -> Any:

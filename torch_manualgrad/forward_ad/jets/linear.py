@@ -211,7 +211,7 @@ def packed(
         elif isinstance(primal, (list, tuple)):
             columns = [[None if s is None else s[i] for s in series] for i in range(len(primal))]
             results.append([space.jet(c) for c in columns])
-        elif not (primal.is_floating_point() or primal.is_complex()) or _CONSTANT.get(name) == output:
+        elif not (primal.dtype.is_floating_point or primal.dtype.is_complex) or _CONSTANT.get(name) == output:
             results.append(primal)
         else:
             results.append(

@@ -25,7 +25,7 @@ from .fallback import by_custom_op, by_rule
 from .rows import ELEMENTWISE, RowSpace, in_rows
 from .table import JetRule, fill, jet_rule
 from .tensor import Space, is_jet
-from .trace import Trace, decode, functional_form
+from .trace import Trace, completed, decode, functional_form
 
 __all__ = ["known_rules"]
 
@@ -172,7 +172,7 @@ def _in_place(space: Space, name: str, args: Any, kwargs: Any) -> Any:
         source = args[1]
         found = torch.zeros_like(x.primal) + source
     else:
-        found = _apply(space, functional, args, kwargs)
+        found = _apply(space, functional, completed(name, functional, args, kwargs), kwargs)
     if is_jet(found):
         x.space, x.rows, x.examples = found.space, found.rows, found.examples
     primal, *terms = space.coefficients(found)

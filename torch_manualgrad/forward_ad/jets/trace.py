@@ -7,7 +7,7 @@ consists of plain values, which a compiled graph may contain as constants.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +31,7 @@ from .table import jet_rule
 
 OpOverload = type(torch.ops.aten.sin.default)
 
-__all__ = ["Node", "Trace", "decode", "encode", "functional_form", "is_tensor", "traced"]
+__all__ = ["Node", "Trace", "completed", "decode", "encode", "functional_form", "is_tensor", "traced"]
 
 
 def is_tensor(x: Any) -> bool:
@@ -216,7 +216,8 @@ def _trace(func: Callable[..., Any], template: Any, likes: Any, tensors: list[An
             functional = functional_form(name)
             numeric = {x.dtype for x in _tensors((args, kwargs)) if x.is_floating_point() or x.is_complex()}
             if functional != "aten::copy" and exists(functional) and numeric == {result.dtype}:  # it may promote
-                name = functional
+                name, args = functional, completed(name, functional, args, kwargs)
+                arguments = encode((args, kwargs), [], constant_or_number if takes_numbers else constant)
                 del places[id(result)]
         elif op._opname == "_unsafe_view" or any(r.alias_info for r in op._schema.returns):
             own.difference_update(map(id, _tensors(args)))
@@ -275,6 +276,17 @@ def functional_form(name: str) -> str:
         if [str(a.type) for a in operator(found)._schema.arguments] == wanted:
             return found
     return same
+
+
+def completed(name: str, functional: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The arguments of an in-place operator for its functional form, whose arguments may have no defaults."""
+    found = list(args)
+    pairs = zip(operator(name)._schema.arguments, operator(functional)._schema.arguments)
+    for given, wanted in list(pairs)[len(args) :]:
+        if given.name in kwargs or wanted.has_default_value() or not given.has_default_value():
+            break
+        found.append(given.default_value)
+    return tuple(found)
 
 
 def _unseen_write(func: Callable[..., Any]) -> str:
