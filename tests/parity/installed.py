@@ -1,4 +1,5 @@
-"""pytest plugin: the suite runs with rules installed, those that MANUALGRAD_INSTALLED names ("none": stock).
+"""pytest plugin: the suite runs with rules installed, those that MANUALGRAD_INSTALLED names ("none": stock; "backend": with the
+compiler's backend).
 
 With MANUALGRAD_EVERY=n it runs about one test in n, the same ones every time: a test is chosen by a checksum of its name.
 MANUALGRAD_OFFSET, from 0 to n - 1, chooses other ones.
@@ -10,7 +11,13 @@ import zlib
 
 def pytest_configure(config):
     names = os.environ.get("MANUALGRAD_INSTALLED", "none")
-    if names != "none":
+    if "MANUALGRAD_COMPILED" in os.environ:
+        import compiled_backend
+
+        compiled_backend.add_names_of_other_versions()
+    if names == "backend":
+        compiled_backend.replace()
+    elif names != "none":
         import torch_manualgrad as mg
 
         mg.install(*names.split())

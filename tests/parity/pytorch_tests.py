@@ -32,6 +32,7 @@ class Suite:
         imports: files that it imports, next to it.
         pytorch: files that it imports and that only PyTorch itself has, in its folder test.
         commit: a commit at which the project had the whole file. Later ones import PyTorch's.
+        compiled: it is a test of Dynamo: it runs on stock and with our backend in the place of those that it names.
     """
 
     name: str
@@ -40,7 +41,11 @@ class Suite:
     imports: tuple[str, ...] = ()
     pytorch: tuple[str, ...] = ()
     commit: str = "HEAD"
+    compiled: bool = False
 
+
+COMPILED = {"stock": "none", 'backend="manualgrad"': "backend"}
+ALL = {**MODES, **COMPILED}
 
 FUNCTORCH = ("functorch/common_utils.py", "functorch/functorch_additional_op_db.py")
 SUITES = (
@@ -96,6 +101,23 @@ SUITES = (
             "test_subclass",
         )
     ),
+    *(
+        Suite(f"dynamo_{name}", "ascend", f"test/dynamo/test_{name}.py", imports, compiled=True)
+        for name, imports in {
+            "activation_checkpointing": (),
+            "aot_autograd": (),
+            "autograd_function": (),
+            "ctx_manager": (),
+            "functions": (),
+            "higher_order_ops": (),
+            "hooks": (),
+            "misc": (),
+            "modules": ("test_functions.py",),
+            "repros": (),
+            "subclasses": (),
+            "unspec": (),
+        }.items()
+    ),
     Suite("test_vmap", "intel", "test/xpu/functorch/test_vmap_xpu.py", pytorch=FUNCTORCH),
 )
 
@@ -103,7 +125,9 @@ SUITES = (
 # CUDA runs, as it is in PyTorch, so that the CPU skips it.
 CHANGES = {
     "ascend": (
-        (r"^import torch_npu[.\w]*\n", ""),
+        (r"^import (torch_npu|torchair)[.\w]*\n", ""),
+        (r"\bHAS_CUDA\b", "False"),
+        (r"torchair\.get_npu_backend\(.*?\)", '"aot_eager"'),
         (r"^from torch_npu\.testing\.common_utils import SupportedDevices\n|^from url import get_url\n", ""),
         (r"^ *@SupportedDevices\(.*\n", ""),
         (r"\bskipIfMps\b", "skipIfMPS"),
@@ -166,11 +190,12 @@ def write(suite: Suite, sources: dict[str, Path], folder: Path) -> None:
 
 def run(suite: Suite, folder: Path, mode: str, every: int, offset: int, *options: str) -> tuple[dict[str, str], float]:
     """Test -> passed, failure, error or skipped; and the seconds that all took."""
-    found = folder / f"{suite.name}-{MODES[mode] or 'plain'}.xml".replace("*", "all")
+    found = folder / f"{suite.name}-{ALL[mode] or 'plain'}.xml".replace("*", "all")
     environment = {
         **os.environ,
+        **({"MANUALGRAD_COMPILED": "1"} if suite.compiled else {}),
         "PYTHONPATH": os.pathsep.join(map(str, (folder, ROOT, HERE))),
-        "MANUALGRAD_INSTALLED": MODES[mode],
+        "MANUALGRAD_INSTALLED": ALL[mode],
         "MANUALGRAD_EVERY": str(every),
         "MANUALGRAD_OFFSET": str(offset),
     }
@@ -191,7 +216,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="where the changed tests and the results are written")
     parser.add_argument("--source", action="append", default=[], metavar="PROJECT=FOLDER", help="a checkout of one")
     parser.add_argument("--only", action="append", choices=[s.name for s in SUITES])
-    parser.add_argument("--mode", action="append", choices=list(MODES), help="all by default")
+    parser.add_argument("--mode", action="append", choices=list(ALL), help="all by default")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="one test in N, the same ones every time")
     parser.add_argument("--offset", type=int, default=0, metavar="K", help="with --every N: 0 to N - 1, other tests")
     given, options = parser.parse_known_args()
@@ -209,7 +234,7 @@ def main() -> int:
             continue
         write(suite, sources, folder)
         stock: dict[str, str] = {}
-        for mode in given.mode or MODES:
+        for mode in given.mode or (COMPILED if suite.compiled else MODES):
             outcomes, seconds = run(suite, folder, mode, given.every, given.offset, *options)
             stock = stock or outcomes
             passed = sum(o == "passed" for o in outcomes.values())
