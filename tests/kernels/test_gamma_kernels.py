@@ -8,17 +8,6 @@ import pytest
 import torch
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import libraries
-
-LIBRARIES = {library.device: library for library in libraries.load()}
-
-
-@pytest.fixture(params=["cpu", "cuda"])
-def device(request):
-    library = LIBRARIES[request.param]
-    if not library.loaded:
-        pytest.skip(library.reason)
-    return request.param
 
 
 @pytest.mark.parametrize("dtype, allowed", [(torch.float64, 1e-14), (torch.float32, 3e-7)], ids=str)

@@ -8,22 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core import libraries
 from torch_manualgrad.core.internals import FakeTensorMode
 from torch_manualgrad.derivatives.elementwise.strong_times import strong_times
 
-LIBRARIES = {library.device: library for library in libraries.load()}
 REAL = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 COMPLEX = [torch.complex64, torch.complex128]
 SPECIAL = torch.tensor([0.0, -0.0, 1.5, -2.0, math.inf, -math.inf, math.nan, 1e300])
-
-
-@pytest.fixture(params=["cpu", "cuda"])
-def device(request):
-    library = LIBRARIES[request.param]
-    if not library.loaded:
-        pytest.skip(library.reason)
-    return request.param
 
 
 def with_zeros(*shape: int, dtype: torch.dtype, device: str, seed: int = 0) -> Tensor:
