@@ -191,6 +191,23 @@ def grad_mode_is_left_switched_off(wrap):
 
 
 @case
+def the_default_dtype_is_changed_at_each_call(wrap):
+    def f(x):
+        torch.set_default_dtype(torch.float64)
+        return x + torch.ones(2)
+
+    f, found = wrap(f), []
+    before = torch.get_default_dtype()
+    try:
+        for _ in range(2):
+            torch.set_default_dtype(torch.float32)
+            found += [f(torch.ones(2)), torch.tensor(torch.get_default_dtype() is torch.float64)]
+    finally:
+        torch.set_default_dtype(before)
+    return tuple(found)
+
+
+@case
 def an_argument_that_no_grad_returns_has_its_history(wrap):
     def f(x):
         y = x.sin()

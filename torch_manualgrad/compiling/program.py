@@ -357,6 +357,8 @@ def _refuse(graph: fx.GraphModule, tracked: bool, differentiates: bool) -> bool:
             continue
         if node.target in _OF_METADATA or transforms and _is_data(node):
             raise Unsupported(f"it calls {node.target}")
+        if _changes_a_setting(node):
+            raise Unsupported(f"it calls {node.target.__name__}, which changes a setting of PyTorch's at each call")
         if node.target is switch_grad_mode:
             if not tracked and node.args[0]:
                 raise Unsupported("it switches grad mode on, and is called under torch.no_grad()")
@@ -388,6 +390,14 @@ def _makes_variable(node: Any) -> bool:
 
 # Methods that change a tensor's properties, not its values.
 _OF_METADATA = ("detach_", "requires_grad_", "set_", "resize_", "resize_as_", "retain_grad", "register_hook")
+
+
+def _changes_a_setting(node: Any) -> bool:
+    """Whether a node changes a setting of the process, such as the default dtype. A trace would change it only once."""
+    where, name = getattr(node.target, "__module__", None), getattr(node.target, "__name__", "")
+    return node.op == "call_function" and (
+        where == "torch" and name.startswith("set_") or where == "torch._C" and name == "_set_deterministic_algorithms"
+    )
 
 
 def _is_data(node: Any) -> bool:
