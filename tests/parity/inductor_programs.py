@@ -16,6 +16,7 @@ import subprocess
 import sys
 import unittest
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +118,8 @@ def compare(test: unittest.TestCase, model: Any, args: Any, kwargs: Any = None) 
     compiled = mg.compile(lambda *args, **kwargs: ours(*args, **kwargs), lowering="eager")
     found = derivatives(compiled, leaves(args, double), kwargs or {}, parameters)
     tolerance = {"rtol": 1e-7, "atol": 1e-8} if double else {"rtol": 1e-3, "atol": 1e-3}
-    for order in range(max(len(expected), len(found))):
-        pairs = zip(*(each[order] if order < len(each) else [None] * 99 for each in (expected, found)))
-        for x, y in pairs:  # None and zero are the same
+    for orders in zip_longest(expected, found, fillvalue=()):
+        for x, y in zip_longest(*orders):  # None and zero are the same
             like = x if x is not None else y
             if like is not None:
                 x, y = (torch.zeros_like(like) if z is None else z for z in (x, y))

@@ -12,11 +12,13 @@ import zlib
 def pytest_configure(config):
     names = os.environ.get("MANUALGRAD_INSTALLED", "none")
     if "MANUALGRAD_COMPILED" in os.environ:
-        import compiled_backend
+        from compiled_backend import add_names_of_other_versions
 
-        compiled_backend.add_names_of_other_versions()
+        add_names_of_other_versions()
     if names == "backend":
-        compiled_backend.replace()
+        from compiled_backend import replace
+
+        replace()
     elif names != "none":
         import torch_manualgrad as mg
 

@@ -81,7 +81,8 @@ class Program:
         differentiates = bool(graph.graph.find_nodes(op="call_function", target=torch.autograd.grad))
         transforms = _refuse(graph, tracked, differentiates)
         switches = graph.graph.find_nodes(op="call_function", target=switch_grad_mode)
-        self.grad_mode_after = switches[-1].args[0] if switches else tracked
+        # None if the graph leaves it as it is
+        self.grad_mode_after = switches[-1].args[0] if switches and switches[-1].args[0] != tracked else None
         derivatives = transforms or differentiates  # their saved tensors are detached
         self.tensors = [i for i, v in enumerate(values) if isinstance(v, Tensor)]
         self.free = free
@@ -139,7 +140,7 @@ class Program:
             self.function = Function(functional, fakes, self.sizes, places, "compiled", options)
             as_they_are: list[Any] = [("output", i, []) for i in range(self.function.outputs)]  # none is a view
             effects = self.written or self.noise or self.carried or len(self.tensors) != len(values)
-            effects = effects or self.grad_mode_after != tracked
+            effects = effects or self.grad_mode_after is not None
             self._only_function = not effects and self.outputs == as_they_are != []
 
     def open_sizes(self, values: Sequence[Any]) -> tuple[int, ...]:
@@ -211,7 +212,8 @@ class Program:
                 args, kwargs = close((view.args[1:], view.kwargs))
                 x = x.detach() if view.target is graphs.stop else view.target(x, *args, **kwargs)
             results.append(x)
-        switch_grad_mode(self.grad_mode_after)
+        if self.grad_mode_after is not None:
+            switch_grad_mode(self.grad_mode_after)
         return results
 
     def stand_ins(self, values: Sequence[Any]) -> list[Any]:

@@ -114,7 +114,8 @@ def weighted_laplacian(f: Callable[..., Any], weight: Tensor, *, batch_dims: int
     Args:
         f: as in `laplacian`.
         weight: $W$, (n, n), or its diagonal, (n,), with $n$ the number of entries of one example of the argument. Only
-            the symmetric part of a matrix counts. A matrix takes $n$ directions if it is constant and real, else $2 n$.
+            the symmetric part of a matrix counts. A matrix takes $n$ directions if it is
+            constant and real, and $2 n$ otherwise, in graphs and inside of transforms.
         batch_dims: as in `laplacian`.
 
     Returns:
@@ -154,8 +155,9 @@ def weighted_laplacian(f: Callable[..., Any], weight: Tensor, *, batch_dims: int
 def _sum_of_squares(W: Tensor) -> tuple[Tensor, Tensor]:
     """Weights, and vectors as rows, whose squares $v v^T$ add up to the symmetric part of $W$.
 
-    Both may be differentiated, unless $W$ is constant. Eigenvectors, of which there are fewer, have no derivative where
-    eigenvalues are equal, and are no such sum for a complex $W$: with a number $c$, $4 W = (c + W / c)^2 - (c - W / c)^2$.
+    For a constant real matrix these are its $n$ eigenvalues and eigenvectors. Eigenvectors cannot be differentiated where
+    eigenvalues are equal, and $v v^T$ needs a transpose where those of a complex matrix have an adjoint. Other matrices use
+    $4 W = (c + W / c)^2 - (c - W / c)^2$ for a symmetric $W$ and any number $c$, which gives $2 n$ vectors.
     """
     symmetric = (W + W.mT) / 2
     in_graph = torch.compiler.is_compiling()  # which may be differentiated later
