@@ -350,6 +350,19 @@ def test_the_backend_has_a_name_and_options():
             mg.compile(torch.sin, **wrong)
 
 
+def test_grad_mode_is_that_of_the_call():
+    """A graph that writes to its input, first called with grad mode on, leaves it off where it is."""
+    graphs = []
+    torch.compile(lambda x: x.mul_(2).sin(), backend=lambda graph, inputs: graphs.append(graph) or graph.forward)(
+        points(3)
+    )
+    run = backend(graphs[0], [], lowering="eager")
+    run(points(3))
+    with torch.no_grad():
+        run(points(3))
+        assert not torch.is_grad_enabled()
+
+
 def test_graphs_that_inductor_refuses_run_uncompiled(monkeypatch):
     from torch_manualgrad.compiling import function as functions
 
