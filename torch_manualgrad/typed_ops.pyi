@@ -267,6 +267,9 @@ class _frexp_backward(Formula):
 class _gather_with_keepdimed_indices(Formula):
     def __call__(_, input: Tensor, dim: int, indices: Tensor, keepdim: bool) -> Tensor: ...
 
+class _gaussian_elimination(Formula):
+    def __call__(_, A: Tensor, B: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+
 class _gelu_backwards_nested(Formula):
     def __call__(_, grad: Tensor, self: Tensor, approximate: str) -> Tensor: ...
 
@@ -876,8 +879,14 @@ class _solve_backward_A(Formula):
 class _solve_backward_self(Formula):
     def __call__(_, grad: Tensor, self: Tensor, A: Tensor) -> Tensor: ...
 
+class _solve_eliminated(Formula):
+    def __call__(_, LU: Tensor, pivots: Tensor, B: Tensor, adjoint: bool) -> Tensor: ...
+
 class _solve_jvp(Formula):
     def __call__(_, X: Tensor, A: Tensor, dA: Tensor | None, dB: Tensor | None) -> Tensor: ...
+
+class _solve_small(Formula):
+    def __call__(_, A: Tensor, B: Tensor, check_errors: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
 
 class _sparse_coo_tensor_values_backward(Formula):
     def __call__(_, grad: Tensor, indices: Tensor) -> Tensor: ...
@@ -1077,6 +1086,7 @@ class Ops(Registry[Formula]):
     first_projector: _first_projector
     frexp_backward: _frexp_backward
     gather_with_keepdimed_indices: _gather_with_keepdimed_indices
+    gaussian_elimination: _gaussian_elimination
     gelu_backwards_nested: _gelu_backwards_nested
     gelu_double_backward: _gelu_double_backward
     general_function: _general_function
@@ -1280,7 +1290,9 @@ class Ops(Registry[Formula]):
     solve_again: _solve_again
     solve_backward_A: _solve_backward_A
     solve_backward_self: _solve_backward_self
+    solve_eliminated: _solve_eliminated
     solve_jvp: _solve_jvp
+    solve_small: _solve_small
     sparse_coo_tensor_values_backward: _sparse_coo_tensor_values_backward
     sparse_mask_backward: _sparse_mask_backward
     sparse_mm_reduce_backward: _sparse_mm_reduce_backward

@@ -46,24 +46,26 @@ inline bool same_device(const Tensor& left, const Tensor& right) {
 
 // --- new tensors, without the dispatcher, whose overhead matters most in small calls --------------------------------
 
-inline Tensor allocate_strided(const int64_t* sizes, const int64_t* strides, int64_t dim, const Tensor& like) {
-  int32_t dtype = 0, device = 0;
+inline Tensor allocate_strided(const int64_t* sizes, const int64_t* strides, int64_t dim, const Tensor& like,
+                               std::optional<int32_t> other_dtype = std::nullopt) {
+  int32_t dtype = other_dtype.value_or(0), device = 0;
   AtenTensorHandle made = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
+  if (!other_dtype) TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
   TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dim, sizes, strides, dtype, device, like.get_device_index(), &made));
   return Tensor(made);
 }
 
-// A contiguous tensor of this shape, with the dtype and device of another.
-inline Tensor allocate(const std::vector<int64_t>& sizes, const Tensor& like) {
+// A contiguous tensor of this shape, with the device of another, and its dtype unless one is given.
+inline Tensor allocate(const std::vector<int64_t>& sizes, const Tensor& like,
+                       std::optional<int32_t> dtype = std::nullopt) {
   std::vector<int64_t> strides(sizes.size());
   int64_t step = 1;
   for (size_t d = sizes.size(); d-- > 0;) {
     strides[d] = step;
     step *= std::max<int64_t>(sizes[d], 1);
   }
-  return allocate_strided(sizes.data(), strides.data(), static_cast<int64_t>(sizes.size()), like);
+  return allocate_strided(sizes.data(), strides.data(), static_cast<int64_t>(sizes.size()), like, dtype);
 }
 
 // A 0-dim bool on the CPU, false.

@@ -44,7 +44,7 @@ struct Kernel : public c10::OperatorKernel {
       stock.callBoxed(op, keys, stack);
       return;
     }
-    if (table->in_python || in_python.load(std::memory_order_relaxed)) {
+    if (table->in_python || in_python.load(std::memory_order_relaxed) || replaced(*table, op, *stack)) {
       python.callBoxed(op, keys, stack);
       return;
     }
@@ -160,10 +160,20 @@ struct Kernel : public c10::OperatorKernel {
       return table.deferrals.of(arguments, [&] { return deferred_in_python(table, arguments); });
     }
     const at::Tensor& A = arguments[0].toTensor();
-    if (table.defers == Table::kReal) return !A.is_complex();
-    if (A.dim() < 2) return true;
+    return table.defers == Table::kReal ? !A.is_complex() : !many_small(table, A);
+  }
+  static bool many_small(const Table& table, const at::Tensor& A) {
+    if (A.dim() < 2) return false;
     const int64_t largest = A.is_complex() ? table.complex_order : table.order;
-    return A.is_cpu() && (A.size(-1) > largest || A.numel() < table.entries);
+    return !A.is_cpu() || (A.size(-1) <= largest && A.numel() >= table.entries);
+  }
+
+  // Whether the forward of the call is replaced. The size may be open if the compiler traces the call.
+  static bool replaced(const Table& table, const c10::OperatorHandle& op, const Stack& stack) {
+    if (!table.replaces_forward) return false;
+    const IValue& first = torch::jit::last(stack, op.schema().arguments().size())[0];
+    return !first.isTensor() || first.toTensor().unsafeGetTensorImpl()->has_symbolic_sizes_strides() ||
+           many_small(table, first.toTensor());
   }
 
   const size_t slot;

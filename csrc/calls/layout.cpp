@@ -47,6 +47,7 @@ constexpr Entry kEntries[] = {
     FIELD(Rule, node),
     FIELD(Rule, node_type),
     FIELD(Rule, in_python),
+    FIELD(Rule, replaces_forward),
     FIELD(Rule, check_stock),
     FIELD(Rule, strong_zero),
     FIELD(Rule, selective),

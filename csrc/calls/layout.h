@@ -9,7 +9,7 @@
 
 namespace manualgrad {
 
-constexpr int64_t kLayoutVersion = 5;
+constexpr int64_t kLayoutVersion = 6;
 
 namespace layout {
 
@@ -76,6 +76,7 @@ struct Rule {
   const char* node;
   int64_t node_type;
   bool in_python;
+  bool replaces_forward;
   bool check_stock;
   bool strong_zero;
   bool selective;

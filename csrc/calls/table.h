@@ -73,6 +73,8 @@ struct Table : public std::enable_shared_from_this<Table> {
   size_t type = 0;   // of the node
   std::string node;
   bool in_python = true;  // every call of an active rule goes to the general kernel
+  // So does every call but those that kButManySmall leaves to stock: the general kernel replaces their forward.
+  bool replaces_forward = false;
   // Which tracked calls go to stock. kMetadataDecides: Python does, for all calls with one key. kButManySmall: on the
   // CPU, all but batches of small matrices. kReal: those whose first argument is real. For kUnlessPlain and
   // kUnlessTracked no rule is active: stock serves plain calls, tracked or not, and Python all others. A list of
@@ -274,6 +276,7 @@ inline std::shared_ptr<const Table> read_table(const layout::Rule& sent) {
   table->type = static_cast<size_t>(sent.node_type);
   table->node = sent.node;
   table->in_python = sent.in_python;
+  table->replaces_forward = sent.replaces_forward;
   table->defers = sent.defers;
   table->order = sent.order;
   table->complex_order = sent.complex_order;

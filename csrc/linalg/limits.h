@@ -28,6 +28,9 @@ constexpr int64_t kJacobiOrder = 32;
 constexpr int64_t kLuSmallOrder = 8;
 // Eigendecompositions of real symmetric matrices by QL, one at a time, on the CPU.
 constexpr int64_t kTridiagonalOrder = 128;  // linalg.py --operators eigh, 2026-11-23
+// Linear systems with real matrices, one at a time, on the CPU; and the largest that are solved one per lane.
+constexpr int64_t kEliminationOrder = 512;  // against_jax.py --operators solve, 2026-11-29
+constexpr int64_t kEliminationLanes = 12;   // against_jax.py --operators solve, 2026-11-29
 
 // --- where a kernel is called: BLAS or LAPACK is faster for larger matrices ------------------------------------------
 
@@ -45,6 +48,10 @@ constexpr int64_t kInverseEntries = 4096;  // linalg.py --operators inv, 2026-11
 // Tangents of inverses and of solves.
 constexpr int64_t kInverseTangent = 8;  // linalg.py --operators inv, 2026-11-22
 constexpr int64_t kSolveTangent = 16;   // linalg.py --operators solve, 2026-11-22
+// Linear systems: batches with fewer entries are left to PyTorch.
+constexpr int64_t kEliminationEntries = 4096;  // against_jax.py --operators solve, 2026-11-29
+// Solves with given factors: the fewest right-hand sides.
+constexpr int64_t kEliminationColumns = 32;  // against_jax.py --operators solve, 2026-11-29
 // Replacement primals: real eigenvalues, and complex eigenvalues, singular values and vectors.
 constexpr int64_t kEighReal = 12;    // linalg.py --operators eigh, 2026-11-22
 constexpr int64_t kEighComplex = 8;  // linalg.py --operators eigh, 2026-11-22

@@ -160,7 +160,7 @@ struct LuSmall : LuSmallArguments<S>, Order<F> {
     R* order = reinterpret_cast<R*>(other + m * (m > n ? m : n));
     loader.read(this->a, m, n, A);
     const int first = loader.threads.rank(), step = loader.threads.size();
-    lu(loader.threads, A, order, m, n);
+    lu(loader.threads, A, order, m, n, [](int, const R&) {});
     for (int i = 0; i < m; ++i) {
       for (int j = first; j < k; j += step) other[i * k + j] = j < i ? A[i * n + j] : from_real<N>(i == j ? one : R{});
     }

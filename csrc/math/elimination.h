@@ -17,9 +17,10 @@ HOST_DEVICE RealOf<N> pivot_size(const N& a) {
 }
 
 // A (m, n) := L below the diagonal and U from it on. order[i]: the row of A that is row i of L U (m numbers).
-// The first of equal candidates is the pivot; below a pivot of zero, L is zero.
-template <class Threads, class N>
-HOST_DEVICE void lu(const Threads& threads, N* A, RealOf<N>* order, int m, int n) {
+// The first of equal candidates is the pivot; below a pivot of zero, L is zero. note(j, at): rows j and at were
+// interchanged.
+template <class Threads, class N, class Note>
+HOST_DEVICE void lu(const Threads& threads, N* A, RealOf<N>* order, int m, int n, const Note& note) {
   using R = RealOf<N>;
   const auto index = [](int i) { return real_number<R>(static_cast<BaseOf<R>>(i)); };
   for (int i = threads.rank(); i < m; i += threads.size()) order[i] = index(i);
@@ -33,6 +34,7 @@ HOST_DEVICE void lu(const Threads& threads, N* A, RealOf<N>* order, int m, int n
       best = select(better, size, best);
       at = select(better, index(i), at);
     }
+    note(j, at);
     threads.sync();
     for (int i = j + 1; i < m; ++i) {
       const auto here = at == index(i);

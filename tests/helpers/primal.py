@@ -25,13 +25,21 @@ def lu_small(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.ops.manualgrad.lu_small.default(A)
 
 
+def gaussian_elimination(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return torch.ops.manualgrad.gaussian_elimination.default(A, B)
+
+
+def solve_eliminated(LU: Tensor, pivots: Tensor, B: Tensor, adjoint: bool) -> Tensor:
+    return torch.ops.manualgrad.solve_eliminated.default(LU, pivots, B, adjoint)
+
+
 def hermitian(X: Tensor) -> Tensor:
     return (X + X.mH) / 2
 
 
 def same_bits(left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> bool:
     def bits(x: Tensor) -> Tensor:
-        x = torch.view_as_real(x) if x.is_complex() else x
-        return x.contiguous().view(torch.int32 if x.dtype == torch.float32 else torch.int64)
+        x = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+        return x.contiguous().view(torch.int32 if x.element_size() == 4 else torch.int64)
 
     return all(torch.equal(bits(x), bits(y)) for x, y in zip(left, right, strict=True))

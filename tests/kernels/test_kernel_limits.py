@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-import torch_manualgrad as mg  # noqa: F401  defines the operators
+import torch_manualgrad as mg
 from torch_manualgrad.core import libraries
 from torch_manualgrad.core.libraries import kernel_limit
+from torch_manualgrad.derivatives.elementwise.strong_times import strong_times
 
 K = torch.ops.manualgrad
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,6 +23,7 @@ CALLS = {
     "jacobi_order": lambda A: K.svd_jacobi(A[:, :1]),
     "lu_small_order": K.lu_small,
     "tridiagonal_order": lambda A: K.eigh_tridiagonal(A, True),
+    "elimination_order": lambda A: K.gaussian_elimination(A, A),
 }
 
 
@@ -58,3 +61,13 @@ def test_without_a_library(monkeypatch):
     monkeypatch.setattr(libraries, "load", list)
     assert kernel_limit("lane_order") == 0
     kernel_limit.cache_clear()
+
+
+def test_the_documents_list_the_kernels_of_each_device():
+    if not (page := ROOT / "docs" / "kernels.md").exists():
+        pytest.skip("not a source tree")
+    text = page.read_text().split("## Which kernels there are")[1].split("##")[0]
+    rows = re.findall(r"^\| (`.*?) \| (.*) \| (.*) \|$", text, re.MULTILINE)
+    listed = {kernel: gpu != "none" for kernels, _, gpu in rows for kernel in re.findall(r"`(\w+)`", kernels)}
+    formulas = {**mg.ops, "strong_times": strong_times}
+    assert listed == {name: "cuda" in one.kernels for name, one in formulas.items() if "cpu" in one.kernels}

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..core.limits import LIMITS
-from ..core.rule import formula, primal_for
+from ..core.rule import ButManySmall, formula, primal_for
 from ..derivatives.linalg.lu import linalg_lu_backward, lu_rule
 from .common import bind, finite, serves
 
@@ -73,7 +73,7 @@ bind(lu_small, _backward, (False, True, True))
 bind(lu_finite, _backward, (False, True, True))
 
 
-@primal_for(lu_rule)
+@primal_for(lu_rule, leaves=ButManySmall(_SIZES[0], _SIZES[1], 0))
 def linalg_lu(A: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     """aten::linalg_lu."""
     if pivot and serves(A, _SIZES):

@@ -56,9 +56,9 @@ StridedMatrix<const T> matrix_of(const MatrixBatch<const T>& batch, int64_t b) {
   return {batch.data + b * batch.batch_stride, batch.row_stride, batch.column_stride};
 }
 
-// Copies matrix b of a batch, (m, n), to rows that are padded with zeros.
+// Copies matrix b of a batch, (m, n), to rows that are padded with zeros to `width` entries.
 template <class T>
-void load_rows(const MatrixBatch<const T>& from, int64_t b, int m, int n, T* to, int pitch) {
+void load_rows(const MatrixBatch<const T>& from, int64_t b, int m, int n, T* to, int pitch, int width) {
   const T* start = from.data + b * from.batch_stride;
   if (from.column_stride == 1) {
     for (int i = 0; i < m; ++i) copy_row(start + i * from.row_stride, n, to + i * pitch);
@@ -69,8 +69,12 @@ void load_rows(const MatrixBatch<const T>& from, int64_t b, int m, int n, T* to,
       for (int j = 0; j < n; ++j) to[i * pitch + j] = start[i * from.row_stride + j * from.column_stride];
     }
   }
-  if (n == pitch) return;
-  for (int i = 0; i < m; ++i) std::fill(to + i * pitch + n, to + (i + 1) * pitch, T(0));
+  if (n == width) return;
+  for (int i = 0; i < m; ++i) std::fill(to + i * pitch + n, to + i * pitch + width, T(0));
+}
+template <class T>
+void load_rows(const MatrixBatch<const T>& from, int64_t b, int m, int n, T* to, int pitch) {
+  load_rows(from, b, m, n, to, pitch, pitch);
 }
 // Whether rows of n entries are no shorter than the widest vectors.
 template <class T>
@@ -118,6 +122,16 @@ struct CachedMatrix {
     }
   };
   static void divide(T* row, T by, int64_t count) { run_native<Bytes, Divide>(row, by, count); }
+
+  // Y (n, columns) := t^-1 Y, for t lower triangular with a diagonal of ones, or upper; see SolveLower.
+  void solve_lower(const StridedMatrix<const T>& t, int64_t columns, const Rows<T>& Y) const {
+    run_shared_native<Bytes, SolveLower<T, Bytes>>(t, static_cast<T*>(nullptr), int64_t{n}, columns, Y, false);
+  }
+  void solve_upper(const StridedMatrix<const T>& t, T* inverse, int64_t columns, const Rows<T>& Y) const {
+    // from the last row on
+    run_shared_native<Bytes, SolveLower<T, Bytes>>(StridedMatrix<const T>{&t.at(n - 1, n - 1), -t.row, -t.column},
+                                                   inverse, int64_t{n}, columns, Rows<T>{Y[n - 1], -Y.pitch}, false);
+  }
 
   // Y (n, columns) := t^-T Y, for t upper triangular or lower; see SolveLower.
   void solve_upper_adjoint(const StridedMatrix<const T>& t, T* inverse, int64_t columns, const Rows<T>& Y,

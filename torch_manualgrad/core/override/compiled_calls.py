@@ -292,7 +292,7 @@ def _table(way: Way) -> int:
     """The number of a table, which exists until the next layer is made, and while a layer or a graph uses it."""
     derivative = way.derivative if isinstance(way, (ByRule, InPlaceByRule)) else None
     known: dict[Any, int] = _of_no_rule if derivative is None else derivative.tables
-    key = way.defers if isinstance(way, ByRule) else type(way) if derivative is not None else way
+    key = (way.defers, way.but) if isinstance(way, ByRule) else type(way) if derivative is not None else way
     number = known.get(key)
     if number is not None and checked(calls_library.manualgrad_calls_hold(ctypes.c_int64(number))):
         return number

@@ -34,7 +34,7 @@ __all__ = [
     "value_at",
 ]
 
-VERSION = 5  # kLayoutVersion in csrc/calls/layout.h
+VERSION = 6  # kLayoutVersion in csrc/calls/layout.h
 
 # By their numbers in libtorch's ABI (torch/headeronly/core/ScalarType.h): a node in C++ saves a dtype as a number.
 DTYPES: tuple[torch.dtype | None, ...] = (
@@ -47,10 +47,17 @@ DTYPES: tuple[torch.dtype | None, ...] = (
 
 
 class ByRule(NamedTuple):
-    """Plain calls use a rule's derivative, except those left to stock."""
+    """Plain calls use a rule's derivative, except those left to stock.
+
+    Attributes:
+        derivative: the derivative.
+        defers: which calls are left to stock.
+        but: if given, all calls but these have a replacement forward, which the general kernel runs.
+    """
 
     derivative: RuleDerivative
     defers: Callable[..., bool] | None
+    but: ButManySmall | None = None
 
 
 class InPlaceByRule(NamedTuple):
@@ -195,6 +202,7 @@ class Rule(ctypes.Structure):
         ("node", c_char_p),
         ("node_type", c_int64),
         ("in_python", c_bool),
+        ("replaces_forward", c_bool),
         ("check_stock", c_bool),
         ("strong_zero", c_bool),
         ("selective", c_bool),
@@ -293,6 +301,9 @@ def describe(number: int, way: Way) -> Rule:
     found = Rule(version=VERSION, bytes=ctypes.sizeof(Rule), number=number, node=b"")
     if isinstance(way, ByRule):
         _fill(found, way.derivative, way.defers)
+        if way.but is not None:
+            found.replaces_forward = True
+            found.order, found.complex_order, found.entries = way.but
     elif isinstance(way, InPlaceByRule):
         _fill(found, way.derivative, None)
         found.in_place = not found.in_python

@@ -31,7 +31,7 @@ from ..internals import (
 from ..once import refuse_reload
 from ..registry import defined
 from ..rule.definition import Rule, rules
-from ..rule.derivative import RuleDerivative
+from ..rule.derivative import RuleDerivative, derivative_of
 from ..schema import Signature, all_dense, is_dense, with_tensors
 from . import compiled_calls
 from .forward_mode import ForwardMode
@@ -212,6 +212,8 @@ def in_calls(layer: Layer, _rules: int) -> compiled_calls.CallsLayer:
         derivative = acting.derivative
         if derivative is None or derivative.rule.sparse:
             way: compiled_calls.Way = compiled_calls.IN_PYTHON
+        elif derivative.forward is not None and (left := derivative.rule.left_by_forward) is not None:
+            way = compiled_calls.ByRule(derivative_of(derivative.rule), None, but=left)
         else:
             way = compiled_calls.ByRule(derivative, acting.defer_to_stock)
         (others if derivative is None else by_rule).append(compiled_calls.Served(name, way))

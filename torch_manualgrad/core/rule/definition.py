@@ -133,10 +133,11 @@ class ByMetadata(NamedTuple):
 
 
 class ButManySmall(NamedTuple):
-    """``defer_to_stock`` of a rule for batches of square matrices: on the CPU, all calls but many small ones.
+    """Calls with batches of square matrices that a rule or a replacement forward leaves to PyTorch: on the CPU, all but
+    many small ones.
 
     Attributes:
-        order: of the largest real matrices that the rule takes.
+        order: of the largest real matrices that it takes.
         complex_order: of the largest complex ones.
         entries: the fewest entries that these have in total.
     """
@@ -342,7 +343,12 @@ class Rule:
     @property
     def forward(self) -> Callable[..., Any] | None:
         """The replacement forward, given or registered by `primal_for`; only for ``override(forward=True)``."""
-        return self.given_forward or _primals.get(self)
+        return self.given_forward or _primals.get(self, (None, None))[0]
+
+    @property
+    def left_by_forward(self) -> ButManySmall | None:
+        """The calls that the replacement forward leaves to PyTorch, if `primal_for` was told."""
+        return None if self.given_forward else _primals.get(self, (None, None))[1]
 
     @functools.cached_property
     def derivatives(self) -> dict[str, Any]:
@@ -423,11 +429,15 @@ def _registered(name: str) -> Rule:
     return rules[name]
 
 
-_primals: weakref.WeakKeyDictionary[Rule, Callable[..., Any]] = weakref.WeakKeyDictionary()
+_primals: weakref.WeakKeyDictionary[Rule, tuple[Callable[..., Any], ButManySmall | None]] = weakref.WeakKeyDictionary()
 
 
-def primal_for(rule: Rule) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def primal_for(rule: Rule, leaves: ButManySmall | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate the function that replaces the forward of the rule's operator under ``override(forward=True)``.
+
+    Args:
+        rule: the rule.
+        leaves: calls for which the function only calls PyTorch's operator. They are then served without Python.
 
     Raises:
         ValueError: the rule has one already.
@@ -436,7 +446,7 @@ def primal_for(rule: Rule) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         if rule.forward is not None:
             raise ValueError(f"rule {rule.name} has a replacement forward already: {rule.forward!r}")
-        _primals[rule] = function
+        _primals[rule] = function, leaves
         return function
 
     return register

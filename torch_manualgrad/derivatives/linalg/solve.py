@@ -38,6 +38,7 @@ from torch_manualgrad.core.rule import CompiledVjp, Kernel, formula, rule
 from .common import LARGEST, pivots_fit, small, summed_to
 
 _IN_CACHE = kernel_limit("cached_solve")
+_BY_COLUMNS = kernel_limit("cached_order")
 _LARGEST_TANGENT = LIMITS["solve_tangent"]
 
 
@@ -86,8 +87,40 @@ def solve_again(A: Tensor, LU: Tensor, pivots: Tensor, B: Tensor, left: bool, ad
     return torch.linalg.solve_ex(A.mH if adjoint else A, B, left=left).result
 
 
+@formula(kernel=("cpu",), requires=pivots_fit)
+def solve_eliminated(LU: Tensor, pivots: Tensor, B: Tensor, adjoint: bool) -> Tensor:
+    """$A^-1 B$, or $A^-T B$, from the factors of a real $A$, many right-hand sides at a time.
+
+    Args:
+        LU: the packed factors, (*, n, n) with $n <= 512$; float32 or float64.
+        B: (*, n, k), of the same batch, with $k <= n$ or $k <= 32$.
+        adjoint: whether to solve with $A^T$ instead of $A$.
+
+    Returns:
+        The shape of ``B``.
+
+    References:
+        ATen linalg_lu_solve.
+    """
+    return torch.linalg.lu_solve(LU, pivots, B, adjoint=adjoint).contiguous()
+
+
+def _by_columns(LU: Tensor, B: Tensor) -> bool:
+    """Whether `solve_eliminated` is faster than LAPACK."""
+    n, k = LU.shape[-1], B.shape[-1]
+    return (
+        LU.is_cpu
+        and LU.dtype in (torch.float32, torch.float64)
+        and LU.shape[:-2] == B.shape[:-2]
+        and n <= _BY_COLUMNS
+        and LIMITS["elimination_columns"] <= k <= max(n, LARGEST)
+    )
+
+
 @solve_again.impl("default")
 def _(A: Tensor, LU: Tensor, pivots: Tensor, B: Tensor, left: bool, adjoint: bool) -> Tensor:
+    if left and _by_columns(LU, B):
+        return solve_eliminated(LU, pivots, B, adjoint)
     return torch.linalg.lu_solve(LU, pivots, B, left=left, adjoint=adjoint)
 
 
@@ -233,7 +266,7 @@ def _solve_vjp(
 # -- the rules --------------------------------------------------------------------------------------------------------
 
 
-rule(
+solve_rule = rule(
     "aten::_linalg_solve_ex",
     vjp={("A", "B"): _solve_vjp},
     jvp={
