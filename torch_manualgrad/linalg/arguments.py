@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import ArgumentError
-from ..core.internals import in_functorch
+from ..core.internals import in_functorch, values_readable
 
 __all__ = ["DtypeError", "broadcasts", "fits", "matrix", "positive_weights", "same_kind", "with_batch_dims"]
 
@@ -166,5 +166,4 @@ def _broadcast(batch: Sequence[int], name: str, others: Sequence[int], other: st
 
 def _readable(x: Tensor) -> bool:
     """Whether values can be read: not in a graph, nor under a transform, where the answer would depend on the transform."""
-    plain = type(x) in (Tensor, torch.nn.Parameter) and not x.is_meta
-    return plain and not torch.compiler.is_compiling() and not in_functorch()
+    return not torch.compiler.is_compiling() and not in_functorch() and values_readable([x])
