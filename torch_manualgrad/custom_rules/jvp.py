@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import ArgumentError, described
-from ..core.internals import pytree
+from ..core.internals import constants_unwritten, pytree
 from ..programs.functions import Values, placed
 from ..programs.operator import filled
 from .function import Call, CustomFunction
@@ -45,7 +45,8 @@ class JvpCall(Call):
     ) -> list[Tensor | None]:
         """The result of the rule: a tangent for each result."""
         primals, tangents = self.arguments.join(tensors), self.arguments.tangents(moving)
-        found = self.again(self._jvp, *self.nondiff, primals, tangents)
+        with constants_unwritten(tangents, self._what):
+            found = self.again(self._jvp, *self.nondiff, primals, tangents)
         if not isinstance(found, (tuple, list)) or len(found) != 2:
             raise ArgumentError(f"{self._what}: expected a pair (out, tangent of out), got {described(found)}")
         matching_tree(found[0], self.result, f"{self._what}: out")

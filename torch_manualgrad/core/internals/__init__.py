@@ -209,7 +209,16 @@ from .tracing import (
     tensor_without_memory,
     value_of_constant,
 )
-from .values import DispatchMode, are_finite, decompositions, layers, memory_of, value_of, values_readable
+from .values import (
+    DispatchMode,
+    are_finite,
+    constants_unwritten,
+    decompositions,
+    layers,
+    memory_of,
+    value_of,
+    values_readable,
+)
 
 __all__ = [
     "DERIVATIVES_TABLE",
@@ -252,6 +261,7 @@ __all__ = [
     "constant_in_graphs",
     "constant_of",
     "constants_replicated",
+    "constants_unwritten",
     "counted",
     "current_node",
     "custom_op_overload",

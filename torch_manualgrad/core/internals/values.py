@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import cmath
+import inspect
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from .dispatch import below_autograd, values_hidden
 from .dynamo import skipped_by_dynamo
 from .functorch import PLAIN
 
-__all__ = ["DispatchMode", "are_finite", "decompositions", "layers", "memory_of", "value_of", "values_readable"]
+__all__ = [
+    "DispatchMode",
+    "are_finite",
+    "constants_unwritten",
+    "decompositions",
+    "layers",
+    "memory_of",
+    "value_of",
+    "values_readable",
+]
 
 # Equivalents of fused operators, made of unfused ones.
 decompositions: dict[Any, Callable[..., Any]] = decomposition_table
@@ -34,6 +47,50 @@ class DispatchMode(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
+
+
+def _is_linearizing() -> bool:
+    """Whether torch.func.linearize calls: it does the same as a function that make_fx traces in a dual level."""
+    code = inspect.unwrap(torch.func.linearize).__code__
+    frame = sys._getframe()
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None
+
+
+class _ConstantsUnwritten(DispatchMode):
+    """Raises if an operator writes to a tensor that does not depend on the tangents."""
+
+    def __init__(self, tangents: Iterable[Any], what: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._dependent = {id(x): x for x in tangents}
+        self._what = what
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        dependent = any(id(x) in self._dependent for x in tensors)
+        if dependent and func._schema.is_mutable and id(args[0]) not in self._dependent and _is_linearizing():
+            raise RuntimeError(
+                f"{self._what} writes tangents to a tensor that does not depend on them. torch.func.linearize computes such a tensor "
+                "once, and would lose the write. Compute the result without it, for example with torch.cat or torch.where"
+            )
+        found = func(*args, **(kwargs or {}))
+        if dependent:
+            self._dependent.update((id(x), x) for x in tree_leaves(found))
+        return found
+
+
+def constants_unwritten(tangents: Any, what: str) -> AbstractContextManager[Any]:
+    """A context for a user's formula of tangents, which raises where torch.func.linearize would lose a write.
+
+    Args:
+        tangents: a pytree.
+        what: the formula, in errors.
+    """
+    tracer = sys.modules.get("torch.fx.experimental.proxy_tensor")  # slow to import
+    if torch.compiler.is_dynamo_compiling() or tracer is None or tracer.get_proxy_mode() is None:
+        return nullcontext()
+    return _ConstantsUnwritten(tree_leaves(tangents), what)
 
 
 def value_of(x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from ..engine.transpose import Transposed
 from ..internals import (
     PLAIN,
     below_autograd,
+    constants_unwritten,
     in_functorch,
     is_autocast_enabled,
     only_autograd,
@@ -250,7 +251,8 @@ def user_jvp(
 ) -> list[Any]:
     """The tangents of the outputs, by a registered jvp. ``tangents`` has an attribute for each input."""
     with transforms_usable() if is_foreign(rule.function) else nullcontext():
-        found = rule.function(signature.Inputs(*inputs), _named_outputs(signature, outputs), tangents)
+        with constants_unwritten(tangents, f"the jvp of {signature.name}"):
+            found = rule.function(signature.Inputs(*inputs), _named_outputs(signature, outputs), tangents)
     return check_tangents(signature, rule.location, outputs, found)
 
 

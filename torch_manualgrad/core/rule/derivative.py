@@ -6,7 +6,6 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from operator import itemgetter
 from types import FunctionType
 from typing import Any
@@ -17,7 +16,14 @@ from torch import Tensor
 from ..engine.node import FACTS, functions, picker
 from ..engine.strong_arithmetic import StrongArithmetic, linear_among
 from ..engine.transpose import Transposed, transposing
-from ..internals import are_finite, at_next_level, below_autograd, transforms_usable, values_readable
+from ..internals import (
+    are_finite,
+    at_next_level,
+    below_autograd,
+    constants_unwritten,
+    transforms_usable,
+    values_readable,
+)
 from ..libraries import refuse_recording
 from ..op.implementation import check_count, check_gradient_of_rule, check_tangents, is_foreign, location_of
 from ..schema import all_dense, blocksize, flatten, is_differentiable, tensors_in, unflatten
@@ -344,7 +350,10 @@ class RuleDerivative(Transposed):
         for plan, places in self._jvps:
             if plan.factors and plan.is_zero(known):
                 continue
-            with transforms_usable() if self.foreign else nullcontext():
+            if self.foreign:
+                with transforms_usable(), constants_unwritten(tangents, f"the jvp of rule {self.rule.name}"):
+                    found = plan(known)
+            else:
                 found = plan(known)
             if len(places) == 1:
                 found = (found,)
