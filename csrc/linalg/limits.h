@@ -48,7 +48,8 @@ constexpr int64_t kInverseEntries = 4096;  // linalg.py --operators inv, 2026-11
 // Tangents of inverses and of solves.
 constexpr int64_t kInverseTangent = 8;  // linalg.py --operators inv, 2026-11-22
 constexpr int64_t kSolveTangent = 16;   // linalg.py --operators solve, 2026-11-22
-// Linear systems: batches with fewer entries are left to PyTorch.
+// Linear systems: larger float64 matrices, and batches with fewer entries, are left to PyTorch.
+constexpr int64_t kEliminationDouble = 256;    // against_jax.py --operators solve, 2026-11-30
 constexpr int64_t kEliminationEntries = 4096;  // against_jax.py --operators solve, 2026-11-29
 // Solves with given factors: the fewest right-hand sides.
 constexpr int64_t kEliminationColumns = 32;  // against_jax.py --operators solve, 2026-11-29

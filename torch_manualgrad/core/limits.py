@@ -20,6 +20,7 @@ LIMITS = {
     "inverse_entries": 4096,
     "inverse_tangent": 8,
     "solve_tangent": 16,
+    "elimination_double": 256,
     "elimination_entries": 4096,
     "elimination_columns": 32,
     "eigh_real": 12,

@@ -100,7 +100,8 @@ def linalg_solve_ex(
     A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """aten::_linalg_solve_ex."""
-    if left and A.dtype == B.dtype and serves(A, _SIZES) and A.numel() >= _LEFT.entries:
+    fast = A.dim() > 0 and (A.dtype != torch.float64 or A.shape[-1] <= LIMITS["elimination_double"])
+    if left and A.dtype == B.dtype and serves(A, _SIZES) and A.numel() >= _LEFT.entries and fast:
         vector = B.shape == A.shape[:-1]
         columns = B.unsqueeze(-1) if vector else B
         square = A.shape[-2] == A.shape[-1] and columns.shape[:-1] == A.shape[:-1]
