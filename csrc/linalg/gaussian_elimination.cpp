@@ -8,9 +8,11 @@
 // A (*, n, n) and B (*, n, r), at any strides, of the same batch: n up to kEliminationOrder for float32 and float64,
 // and up to kLaneOrder for their complex dtypes; r up to the larger of n and kLaneOrder. X (*, n, r), the int32 pivots
 // (*, n), counted from one as LAPACK does, and int32 info (*) are contiguous; the matrices of LU (*, n, n) are
-// column-major, for LAPACK. info is 0; or the number of the first pivot that is zero, X is then not finite; or -1 if a
-// result is not finite though no pivot is zero, or if a pivot is so large that its inverse, by which X is multiplied,
-// is not a normal number. The results of a matrix are bitwise identical at any position in the batch.
+// column-major, for LAPACK. The results of a matrix are bitwise identical at any position in the batch.
+//
+// info: 0 if all is well. A positive number is that of the first zero pivot; X is then not finite. -1: no pivot is
+// zero, but a result is not finite, or the inverse of a pivot is not a normal number. X is multiplied by these
+// inverses.
 #include "../math/elimination.h"
 #include "../math/triangular.h"
 #include "run_on_cpu.h"
@@ -31,7 +33,7 @@ struct EliminationArguments {
   MatrixBatch<S> x, lu, pivots;
 };
 
-// In lanes: B stands beside A as further columns, so that elimination leaves L^-1 P B there.
+// In lanes. B is appended to A as extra columns, so elimination turns it into L^-1 P B.
 template <class S, int F>
 struct Elimination : EliminationArguments<S>, Order<F> {
   int scratch_size() const { return this->n() * (this->n() + this->m() + 2); }
@@ -152,7 +154,7 @@ struct CachedElimination {
     }
   }
 
-  // The columns [begin, begin + count): halves, of which the first is eliminated from the second.
+  // Eliminates the columns [begin, begin + count): the left half, then the right half after subtracting the left.
   void eliminate(int begin, int count, T* pivots) {
     if (count <= kStep) return eliminate_block(begin, pivots);
     const int half = (count / kStep + 1) / 2 * kStep, next = begin + half, left = count - half;
@@ -166,7 +168,7 @@ struct CachedElimination {
   void eliminate_block(int begin, T* pivots) {
     const int rows = n - begin, count = std::min(kStep, rows);
     T* block = row(n);
-    int places[kStep], *found = places;
+    int places[kStep], *found = places;  // run_native() would pass the array itself as constant
     for (int i = 0; i < rows; ++i) copy_row(row(begin + i) + begin, kStep, block + i * kStep);
     run_native<Bytes, EliminateBlock<T, Bytes>>(block, count, rows, found);
     for (int j = 0; j < count; ++j) {
@@ -187,7 +189,7 @@ struct GaussianElimination {
     const MatrixShape shape = square_shape(where, "A", A, kEliminationOrder);
     const int64_t n = A.size(-1), r = right_hand_sides(where, "B", B, A);
     shape.check("B", B, {n, r});
-    Tensor X = allocate(shape.with({n, r}), A), LU = column_major(shape.with({n, n}), A);
+    Tensor X = allocate(shape.with({n, r}), A), LU = allocate(shape.with({n, n}), A);  // LU is transposed below
     Tensor places = allocate(shape.with({1, n}), A);
     const int32_t integers = aoti_torch_dtype_int32();
     Tensor pivots = allocate(shape.with({n}), A, integers), info = allocate(shape.with({}), A, integers);
@@ -203,19 +205,7 @@ struct GaussianElimination {
       eliminate(all, batch, static_cast<int>(r), static_cast<int>(n));
       report(all, batch, r, n, static_cast<int32_t*>(pivots.mutable_data_ptr()), found);
     });
-    return {X, LU, pivots, info};
-  }
-
-  static Tensor column_major(const std::vector<int64_t>& sizes, const Tensor& like) {
-    const auto dim = static_cast<int64_t>(sizes.size()), n = sizes.back();
-    std::vector<int64_t> strides(sizes.size());
-    for (int64_t d = dim - 1, step = 1; d >= 0; --d) {
-      strides[d] = step;
-      step *= std::max<int64_t>(sizes[d], 1);
-    }
-    strides[dim - 2] = 1;
-    strides[dim - 1] = std::max<int64_t>(n, 1);
-    return allocate_strided(sizes.data(), strides.data(), dim, like);
+    return {X, torch::stable::transpose(LU, -2, -1), pivots, info};
   }
 
   template <class S>

@@ -90,6 +90,29 @@ def test_a_rule_that_fills_a_buffer(kind):
         testing.check(call, [(x,)])
 
 
+def into_out(x: Tensor, t: Tensor) -> Tensor:
+    return torch.mul(t, 3 * x**2, out=torch.empty_like(x))
+
+
+def by_foreach(x: Tensor, t: Tensor) -> Tensor:
+    made = [torch.ones_like(x), torch.ones_like(x)]
+    torch._foreach_mul_(made, [t, t])
+    return made[0] * 3 * x**2
+
+
+@pytest.mark.parametrize("tangent", [into_out, by_foreach])
+def test_any_argument_that_is_written_to_counts(tangent):
+    @mg.custom_jvp
+    def cube(x: Tensor) -> Tensor:
+        return x**3
+
+    cube.defjvp(lambda primals, tangents: (cube(*primals), tangent(*primals, *tangents)))
+    x, t = torch.randn(2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(jvp(cube, (x,), (t,))[1], 3 * x**2 * t)
+    with pytest.raises(RuntimeError, match="linearize computes such a tensor once"):
+        linearize(cube, x)
+
+
 def test_a_rule_that_writes_to_tangents_alone():
     @mg.custom_jvp
     def cube(x: Tensor) -> Tensor:
@@ -100,6 +123,10 @@ def test_a_rule_that_writes_to_tangents_alone():
         scaled = t * x
         scaled[0].mul_(3)
         scaled[1:].mul_(3)
+        several = [t * x, t + x]
+        torch._foreach_mul_(several, 2)
+        torch._foreach_div_(several, 2)
+        torch.mul(x, t, out=several[0])
         return cube(x), scaled.mul_(x)
 
     cube.defjvp(rule)

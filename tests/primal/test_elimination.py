@@ -215,6 +215,19 @@ def test_where_it_is_used(dtype):
     assert same_bits((found,), (torch.linalg.solve(A, B.mT, left=False),))
 
 
+@pytest.mark.parametrize("batch, plain", [(1, 1), (50, 0)])
+def test_what_is_left_to_pytorch_needs_no_python(batch, plain):
+    if compiled_calls.calls_library is None:
+        pytest.skip("no library of calls")
+    A, B = random(batch, 10, 10, dtype=torch.float64).requires_grad_(), random(batch, 10, 3, dtype=torch.float64)
+    with mg.override(NAME, "aten::linalg_lu", forward=True):
+        before = compiled_calls.counts().plain
+        torch.linalg.solve(A, B)
+        assert compiled_calls.counts().plain - before == plain
+        torch.linalg.lu(A)  # of order 10
+        assert compiled_calls.counts().plain - before == plain + 1
+
+
 def test_what_is_left_to_pytorch():
     """Few or large matrices, other dtypes, batches that are broadcast; and the errors of bad arguments."""
     doubles = lambda *sizes: random(*sizes, dtype=torch.float64)  # noqa: E731

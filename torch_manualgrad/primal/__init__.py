@@ -12,7 +12,7 @@ Those of a matrix are bitwise identical at every position in a batch. They diffe
   phase changes where an entry crosses this limit.
 - A matrix with an inf or a nan gives nan for all of its results, and does not raise. So the entry points `svd_small`,
   `eigh_small`, `lu_finite` and `solve_small` pass such a matrix to LAPACK, which raises, or gives nan in other entries.
-- Results are contiguous and row-major.
+- Results are contiguous and row-major, except the packed factors of linear systems, which are column-major.
 """
 
 from .eigh import linalg_eigh

@@ -1,4 +1,4 @@
-"""Linear systems with small matrices, by Gaussian elimination."""
+"""Linear systems, by Gaussian elimination."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..core.rule import ButManySmall, formula, primal_for
 from ..derivatives.linalg.solve import linalg_solve_backward, solve_rule
 from .common import serves
 
-# The orders of real and complex matrices, and the entries of the batch.
+# The calls that are left to PyTorch: larger real or complex matrices, and batches with fewer entries.
 _LEFT = ButManySmall(kernel_limit("elimination_order"), LIMITS["elimination_lanes"], LIMITS["elimination_entries"])
 _SIZES = (_LEFT.order, _LEFT.complex_order, _LEFT.order)
 
@@ -27,9 +27,9 @@ def gaussian_elimination(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor, Tensor, 
         B: (*, n, r), of the same batch and dtype, with $r <= n$ or $r <= 32$.
 
     Returns:
-        $X$ (*, n, r); the packed factors $LU$ (*, n, n), column-major; the pivots (*, n), int32, counted from one; and info (*), int32:
-        0, or the number of the first pivot that is zero, or -1 if a result is not finite though no pivot is zero, or
-        if the inverse of a pivot is not a normal number.
+        $X$ (*, n, r); the packed factors $LU$ (*, n, n), column-major; the pivots (*, n), int32, counted from one; and
+        info (*), int32: 0 if all is well; the number of the first zero pivot; or -1 if no pivot is zero and a result is not
+        finite, or the inverse of a pivot is not a normal number.
 
     Raises:
         RuntimeError: another size or dtype, or not square.
@@ -95,18 +95,25 @@ for _op in (gaussian_elimination, solve_small):
     _op.impl_backward(_gradient, output_differentiability=(True, False, False, False))
 
 
+def _serves(A: Tensor, B: Tensor) -> bool:
+    """Whether `gaussian_elimination` solves $A X = B$ for matrices $B$, and is faster than LAPACK."""
+    if not serves(A, _SIZES) or A.numel() < _LEFT.entries:
+        return False
+    if A.dtype == torch.float64 and A.shape[-1] > LIMITS["elimination_double"]:
+        return False
+    fits = A.shape[-2] == A.shape[-1] and B.shape[:-1] == A.shape[:-1] and A.dtype == B.dtype and A.device == B.device
+    return fits and B.shape[-1] <= max(A.shape[-1], LIMITS["lane_order"])
+
+
 @primal_for(solve_rule, leaves=_LEFT)
 def linalg_solve_ex(
     A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """aten::_linalg_solve_ex."""
-    fast = A.dim() > 0 and (A.dtype != torch.float64 or A.shape[-1] <= LIMITS["elimination_double"])
-    if left and A.dtype == B.dtype and serves(A, _SIZES) and A.numel() >= _LEFT.entries and fast:
-        vector = B.shape == A.shape[:-1]
-        columns = B.unsqueeze(-1) if vector else B
-        square = A.shape[-2] == A.shape[-1] and columns.shape[:-1] == A.shape[:-1]
-        if square and columns.shape[-1] <= max(A.shape[-1], LIMITS["lane_order"]):
-            X, LU, pivots, info = solve_small(A, columns, check_errors)
-            return (X.squeeze(-1) if vector else X), LU, pivots, info
+    vector = A.dim() >= 2 and B.shape == A.shape[:-1]
+    columns = B.unsqueeze(-1) if vector else B
+    if left and _serves(A, columns):
+        X, LU, pivots, info = solve_small(A, columns, check_errors)
+        return (X.squeeze(-1) if vector else X), LU, pivots, info
     X, LU, pivots, info = torch.ops.aten._linalg_solve_ex(A, B, left=left, check_errors=check_errors)
     return X, LU, pivots, info

@@ -50,7 +50,7 @@ class DispatchMode(TorchDispatchMode):
 
 
 def _is_linearizing() -> bool:
-    """Whether torch.func.linearize calls: it does the same as a function that make_fx traces in a dual level."""
+    """Whether torch.func.linearize is running: only its frame tells it from make_fx of a function with a dual level."""
     code = inspect.unwrap(torch.func.linearize).__code__
     frame = sys._getframe()
     while frame is not None and frame.f_code is not code:
@@ -63,18 +63,22 @@ class _ConstantsUnwritten(DispatchMode):
 
     def __init__(self, tangents: Iterable[Any], what: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._dependent = {id(x): x for x in tangents}
+        self._dependent = {id(x): x for x in tangents}  # with the tensors, so that no other gets the id of one
         self._what = what
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        dependent = any(id(x) in self._dependent for x in tensors)
-        if dependent and func._schema.is_mutable and id(args[0]) not in self._dependent and _is_linearizing():
-            raise RuntimeError(
-                f"{self._what} writes tangents to a tensor that does not depend on them. torch.func.linearize computes such a tensor "
-                "once, and would lose the write. Compute the result without it, for example with torch.cat or torch.where"
-            )
-        found = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        dependent = any(id(x) in self._dependent for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor))
+        if dependent and func._schema.is_mutable:
+            given = dict(zip([a.name for a in func._schema.arguments], args)) | kwargs
+            written = [given.get(a.name) for a in func._schema.arguments if a.alias_info and a.alias_info.is_write]
+            constant = [x for x in tree_leaves(written) if isinstance(x, Tensor) and id(x) not in self._dependent]
+            if constant and _is_linearizing():
+                raise RuntimeError(
+                    f"{self._what} writes tangents to a tensor that does not depend on them. torch.func.linearize computes such a "
+                    "tensor once, and would lose the write. Compute the result without it, for example with torch.cat or torch.where"
+                )
+        found = func(*args, **kwargs)
         if dependent:
             self._dependent.update((id(x), x) for x in tree_leaves(found))
         return found
@@ -87,8 +91,10 @@ def constants_unwritten(tangents: Any, what: str) -> AbstractContextManager[Any]
         tangents: a pytree.
         what: the formula, in errors.
     """
+    if torch.compiler.is_dynamo_compiling():
+        return nullcontext()
     tracer = sys.modules.get("torch.fx.experimental.proxy_tensor")  # slow to import
-    if torch.compiler.is_dynamo_compiling() or tracer is None or tracer.get_proxy_mode() is None:
+    if tracer is None or tracer.get_proxy_mode() is None:
         return nullcontext()
     return _ConstantsUnwritten(tree_leaves(tangents), what)
 

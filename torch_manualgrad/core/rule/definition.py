@@ -437,7 +437,7 @@ def primal_for(rule: Rule, leaves: ButManySmall | None = None) -> Callable[[Call
 
     Args:
         rule: the rule.
-        leaves: calls for which the function only calls PyTorch's operator. They are then served without Python.
+        leaves: calls that the function passes on to PyTorch. C++ serves them, without Python.
 
     Raises:
         ValueError: the rule has one already.
