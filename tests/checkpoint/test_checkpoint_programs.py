@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 import torch_manualgrad as mg
 from torch_manualgrad import checkpoint
-from torch_manualgrad.checkpointing import checkpoint_name, save_budget, save_names, save_products
+from torch_manualgrad.checkpointing import checkpoint_name, offload, save_budget, save_names, save_products
 from torch_manualgrad.implicit import HiddenTensorError
 
 F64 = torch.float64
@@ -146,6 +146,43 @@ def test_what_policies_save():
     assert counted(save_budget(0)) == (bare, few)
     assert counted(save_budget(2 * size)) == (bare - 2, few + 2)
     assert repr(save_names("a", "b")) == "save_names('a', 'b')" and repr(save_budget(3)) == "save_budget(3)"
+
+
+def test_what_offload_saves_is_what_the_host_keeps(monkeypatch):
+    moved = []
+
+    def on_host(x):
+        moved.append((x, x.clone()))
+        return moved[-1][1]
+
+    assert repr(offload(save_names("a"))) == "offload(save_names('a'))"
+    expected = counted(save_products)
+    assert counted(offload(save_products)) == expected  # they are there
+    monkeypatch.setattr("torch_manualgrad.checkpointing.policies._on_host", on_host)
+    assert counted(offload(save_products)) == expected and len(moved) == 3
+    assert counted(offload(save_names("middle"))) == counted(save_names("middle")) and len(moved) == 4
+    assert counted(offload(save_budget(2 * random(4, 8).nbytes))) == (expected[0] + 1, expected[1] - 1)
+
+    gone = []
+    original = lambda x: gone.append(weakref.ref(x)) or on_host(x)  # noqa: E731
+    monkeypatch.setattr("torch_manualgrad.checkpointing.policies._on_host", original)
+    moved.clear()
+    x = random(4, 3).requires_grad_()
+    out = mg.checkpoint(lambda x: (x @ W).sin(), offload(save_products))(x)
+    del moved[0]
+    assert gone[0]() is None  # only the copy is kept
+    close(torch.autograd.grad(out.sum(), x)[0], torch.autograd.grad((x @ W).sin().sum(), x)[0])
+
+
+def test_a_compiler_leaves_offload_to_the_eager_call():
+    x = random(4, 3).requires_grad_()
+    f = mg.checkpoint(lambda x: (x @ W).sin(), offload(save_products))
+    for backend in ("aot_eager", "manualgrad"):
+        torch.compiler.reset()
+        found = torch.compile(lambda x: f(x) * 2, backend=backend)(x)  # noqa: B023
+        close(torch.autograd.grad(found.sum(), x)[0], torch.autograd.grad(2 * (x @ W).sin().sum(), x)[0])
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(lambda x: f(x) * 2, backend="aot_eager", fullgraph=True)(x)
 
 
 def test_what_is_written_to_is_not_saved():
@@ -488,6 +525,8 @@ def test_wrong_arguments():
         save_names(3)
     with pytest.raises(ValueError, match="limit: expected a number of bytes"):
         save_budget(-1)
+    with pytest.raises(TypeError, match="policy: expected a policy of mg.checkpointing, got"):
+        offload("products")
     assert checkpoint_name(X, "a") is X
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torch_manualgrad as mg
+from torch_manualgrad.checkpointing import offload, save_products
 from torch_manualgrad.core.internals import pytree
 
 if not torch.cuda.is_available():
@@ -323,3 +324,13 @@ def test_one_compiled_graph_for_all_sizes():
         with mg.override():
             found, expected = (modes.derivatives(call, (x,), "revrev") for call in (compiled, net))
         same(found, expected)
+
+
+def test_offloaded_results_are_on_the_host():
+    x, w = (torch.randn(64, 64, device="cuda", requires_grad=True) for _ in range(2))
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        out = mg.checkpoint(lambda x: torch.tanh(x @ w) @ w, offload(save_products))(x)
+    assert sum(x.is_pinned() for x in saved) == 2
+    found = torch.autograd.grad(out.sum(), (x, w))
+    assert all(map(torch.equal, found, torch.autograd.grad((torch.tanh(x @ w) @ w).sum(), (x, w))))

@@ -159,7 +159,7 @@ class _Call(Recomputed):
         self._read = list(zip(places, [x for x, _ in known.values()]))
         self.out: Tree | None = None
         self._random: RandomState | None = None
-        self._saved: list[tuple[int, Any, Any, int]] = []
+        self._saved: list[tuple[int, Any, Any, list[torch.device]]] = []
 
     @property
     def result(self) -> Tree:
@@ -338,7 +338,7 @@ def checkpoint(f: Callable[..., Any], policy: Policy | None = None) -> Callable[
             parameters of a module, are differentiated. It must do the same each time for the same arguments. The
             recomputation draws the same random numbers.
         policy: the results that are saved instead of recomputed: `checkpointing.save_products`,
-            `checkpointing.save_names` or `checkpointing.save_budget`. None saves nothing. Policies act in the first
+            `checkpointing.save_names`, `checkpointing.save_budget` or `checkpointing.offload`. None saves nothing. Policies act in the first
             backward of ``torch.autograd``; elsewhere everything is recomputed.
 
     Returns:

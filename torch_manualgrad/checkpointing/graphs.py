@@ -19,8 +19,10 @@ def _in_transform() -> bool:
 
 
 def takes(policy: Policy | None) -> bool:
-    """Whether the compiler of the traced graph supports a policy; only ours supports one for whole regions."""
-    return policy is None or policy.saves is not None or graph_is_for("torch_manualgrad.compiling.backend")
+    """Whether the compiler of the traced graph supports a policy; only ours supports one for whole regions, none offloads."""
+    if policy is None:
+        return True
+    return not policy.on_host and (policy.saves is not None or graph_is_for("torch_manualgrad.compiling.backend"))
 
 
 def in_graph(f: Callable[..., Any], policy: Policy | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -13,23 +13,24 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import flop_registry
 
-from ..arguments import ArgumentError
+from ..arguments import ArgumentError, described
 from ..core.internals import DispatchMode, example_of, is_exporting, pytree, version_of
 from ..core.op.define import custom_op
 
-__all__ = ["Log", "Policy", "Replay", "checkpoint_name", "save_budget", "save_names", "save_products"]
+__all__ = ["Log", "Policy", "Replay", "checkpoint_name", "offload", "save_budget", "save_names", "save_products"]
 
 Choice = Callable[["Sequence[Any]"], "Sequence[Any]"]
 
 
 class Policy:
-    """Selects the results to save; `save_products`, `save_names` and `save_budget` are policies.
+    """Selects the results to save; `save_products`, `save_names`, `save_budget` and `offload` are or make policies.
 
     Args:
         name: in ``repr``.
         choose: selects among the events of a call.
         considers: whether the result of an operator may be chosen; others are not kept until the end of the call.
         saves: ``(op, args) -> bool``, whether the result of a call in a graph is saved; None if that depends on other calls.
+        on_host: whether results are saved in the memory of the host, and not of their device.
 
     Attributes:
         contexts: the policy for ``torch.utils.checkpoint``, which compiled functions use.
@@ -41,8 +42,9 @@ class Policy:
         choose: Choice,
         considers: Callable[[Any], bool] = lambda op: True,
         saves: Callable[[Any, Sequence[Any]], bool] | None = None,
+        on_host: bool = False,
     ) -> None:
-        self._name, self.choose, self.considers, self.saves = name, choose, considers, saves
+        self._name, self.choose, self.considers, self.saves, self.on_host = name, choose, considers, saves, on_host
         self.contexts = functools.partial(create_selective_checkpoint_contexts, _InGraphs(self))
 
     def __repr__(self) -> str:
@@ -139,6 +141,29 @@ def save_budget(limit: int) -> Policy:
         return chosen
 
     return Policy(f"save_budget({limit})", choose, _is_product)
+
+
+def offload(policy: Policy) -> Policy:
+    """A policy that saves what another one selects, in the memory of the host; the backward copies it back.
+
+    Copies from and to CUDA go through pinned memory, and the host does not wait for them.
+
+    Args:
+        policy: such as `save_products`.
+
+    Raises:
+        TypeError: it is not a policy.
+    """
+    if not isinstance(policy, Policy):
+        raise TypeError(f"policy: expected a policy of mg.checkpointing, got {described(policy)}")
+    return Policy(f"offload({policy!r})", policy.choose, policy.considers, policy.saves, on_host=True)
+
+
+def _on_host(x: Tensor) -> Tensor:
+    """A copy in the memory of the host; the tensor itself if it is there."""
+    if not x.is_cuda:
+        return x.cpu()
+    return torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
 
 
 _names = threading.local()
@@ -278,15 +303,16 @@ class Log(DispatchMode):
         _names.log = self._before
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
 
-    def chosen(self) -> tuple[list[Tensor], list[tuple[int, Any, Any, int]]]:
-        """The tensors to save, and for each call its index, the operator, the structure and the number of tensors."""
+    def chosen(self) -> tuple[list[Tensor], list[tuple[int, Any, Any, list[torch.device]]]]:
+        """The tensors to save, and for each call its index, the operator, and the structure and devices of its result."""
         tensors: list[Tensor] = []
         calls = []
         for event in sorted(self.policy.choose(self.events), key=lambda e: e.index):
             found = event.result()
             if found is not None:
-                tensors += [x.detach() for x in found]
-                calls.append((event.index, event.op, event.spec, len(found)))
+                calls.append((event.index, event.op, event.spec, [x.device for x in found]))
+                found = [x.detach() for x in found]
+                tensors += map(_on_host, found) if self.policy.on_host else found
         return tensors, calls
 
 
@@ -299,10 +325,12 @@ class Replay(DispatchMode):
         what: the name of the function in errors.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], calls: Sequence[tuple[int, Any, Any, int]], what: str) -> None:
+    def __init__(
+        self, tensors: Sequence[Tensor], calls: Sequence[tuple[int, Any, Any, list[torch.device]]], what: str
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         given = iter(tensors)
-        self._saved = {i: (op, spec, [next(given) for _ in range(n)]) for i, op, spec, n in calls}
+        self._saved = {i: (op, spec, [(next(given), d) for d in devices]) for i, op, spec, devices in calls}
         self.what, self._count = what, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -315,7 +343,7 @@ class Replay(DispatchMode):
         op, spec, tensors = saved
         if op is not func:
             raise self.error(f"{func} in place of {op}")
-        return pytree.tree_unflatten([x.detach() for x in tensors], spec)
+        return pytree.tree_unflatten([x.to(d, non_blocking=True).detach() for x, d in tensors], spec)
 
     def check(self) -> None:
         """Raise if some calls were not repeated.
