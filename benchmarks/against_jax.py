@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import torch_manualgrad as mg
 
 NAMES = ("svd", "eigh", "lu", "qr", "cholesky", "solve")
-FORWARDS = ("lu", "svd", "eigh", "solve")
+FORWARDS = ("lu", "svd", "eigh", "solve", "cholesky")
 SIZES = (3, 8, 32, 128, 512)
 SEVERAL = 2**20  # bytes of a batch of at least four matrices
 ACTIVATIONS = {"silu": nn.SiLU, "tanh": nn.Tanh}

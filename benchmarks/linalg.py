@@ -58,7 +58,7 @@ OPERATORS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Any], 
     "qr": (_plain, lambda x: L.qr(x), True),
 }
 # Operators that have a replacement primal.
-FORWARDS = ("lu", "svd", "eigh", "solve")
+FORWARDS = ("lu", "svd", "eigh", "solve", "cholesky")
 
 
 # Of which the compiled contenders are timed too, in the largest batch and on one thread: compiling takes seconds a row.

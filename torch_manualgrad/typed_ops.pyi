@@ -129,6 +129,9 @@ class _cdist_jvp(Formula):
 class _cholesky_backward(Formula):
     def __call__(_, grad_L: Tensor, L: Tensor, upper: bool) -> Tensor: ...
 
+class _cholesky_factor(Formula):
+    def __call__(_, A: Tensor, upper: bool) -> tuple[Tensor, Tensor]: ...
+
 class _cholesky_inverse_backward(Formula):
     def __call__(_, grad: Tensor, self: Tensor, upper: bool, result: Tensor) -> Tensor: ...
 
@@ -137,6 +140,9 @@ class _cholesky_inverse_jvp(Formula):
 
 class _cholesky_jvp(Formula):
     def __call__(_, self_t: Tensor, L: Tensor, upper: bool) -> Tensor: ...
+
+class _cholesky_small(Formula):
+    def __call__(_, A: Tensor, upper: bool, check_errors: bool) -> tuple[Tensor, Tensor]: ...
 
 class _cholesky_solve_backward(Formula):
     def __call__(_, grad: Tensor, self: Tensor, input2: Tensor, result: Tensor, upper: bool) -> tuple[Tensor, Tensor]: ...
@@ -1040,9 +1046,11 @@ class Ops(Registry[Formula]):
     cdist_double_backward: _cdist_double_backward
     cdist_jvp: _cdist_jvp
     cholesky_backward: _cholesky_backward
+    cholesky_factor: _cholesky_factor
     cholesky_inverse_backward: _cholesky_inverse_backward
     cholesky_inverse_jvp: _cholesky_inverse_jvp
     cholesky_jvp: _cholesky_jvp
+    cholesky_small: _cholesky_small
     cholesky_solve_backward: _cholesky_solve_backward
     cholesky_solve_jvp: _cholesky_solve_jvp
     chunk_backward_nested: _chunk_backward_nested

@@ -249,15 +249,9 @@ struct GaussianElimination {
           largest = std::max(largest, size);
         }
         const bool exact = 1 / largest >= std::numeric_limits<BaseOf<S>>::min();
-        info[b] = zero > 0 ? zero : (exact && finite(LU, n * n) && finite(X, n * r) ? 0 : -1);
+        info[b] = zero > 0 ? zero : (exact && all_finite(LU, n * n) && all_finite(X, n * r) ? 0 : -1);
       }
     });
-  }
-  template <class S>
-  static bool finite(const S* numbers, int64_t count) {
-    BaseOf<S> sum = 0;
-    for (int64_t i = 0; i < count; ++i) sum += pivot_size(numbers[i]) * 0;
-    return sum == 0;
   }
 
   static Tensor solve_eliminated(const Tensor& LU, const Tensor& pivots, const Tensor& B, bool adjoint) {

@@ -39,4 +39,19 @@ struct Cpu {
   }
 };
 
+// Whether no number is inf or nan.
+template <class S>
+bool all_finite(const S* numbers, int64_t count) {
+  using T = BaseOf<S>;
+  constexpr int kSums = 16;  // so that none waits for another
+  const T* parts = reinterpret_cast<const T*>(numbers);
+  const int64_t n = count * static_cast<int64_t>(sizeof(S) / sizeof(T)), whole = n / kSums * kSums;
+  T sums[kSums] = {};
+  for (int64_t i = 0; i < whole; i += kSums) {
+    for (int k = 0; k < kSums; ++k) sums[k] += parts[i + k] * 0;
+  }
+  for (int64_t i = whole; i < n; ++i) sums[0] += parts[i] * 0;
+  return std::all_of(sums, sums + kSums, [](T sum) { return sum == 0; });
+}
+
 }  // namespace manualgrad

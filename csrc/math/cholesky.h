@@ -1,9 +1,32 @@
-// The derivatives of the Cholesky factor of a small matrix.
+// The Cholesky factor of a small matrix, and its derivatives.
 #pragma once
 
 #include "step.h"
 
 namespace manualgrad {
+
+// R (n, n): the upper triangle of A, the rest is ignored; becomes the upper triangle with A = R^H R. If A is not
+// positive definite, a number on the diagonal is not positive.
+template <class Threads, class N>
+HOST_DEVICE void cholesky(const Threads& threads, N* R, int n, int pitch) {
+  using Real = RealOf<N>;
+  for (int i = 0; i < n; ++i) {
+    N* row = R + i * pitch;
+    const Real root = square_root(real_part(row[i]));
+    const Real inverse = real_number<Real>(1) / root;
+    threads.sync();
+    for (int c = i + threads.rank(); c < n; c += threads.size()) {
+      row[c] = c == i ? from_real<N>(root) : row[c] * inverse;
+    }
+    threads.sync();
+    for (int j = i + 1; j < n; ++j) {
+      const N factor = conjugate(row[j]);
+      for (int c = j + threads.rank(); c < n; c += threads.size()) R[j * pitch + c] -= factor * row[c];
+    }
+    threads.sync();
+  }
+  clear(threads, Part::kLower, R, n, n, pitch);
+}
 
 // a := (a + a^H) / 2, or the transpose of this.
 template <bool Transposed, class Threads, class N>

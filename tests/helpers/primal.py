@@ -33,6 +33,10 @@ def solve_eliminated(LU: Tensor, pivots: Tensor, B: Tensor, adjoint: bool) -> Te
     return torch.ops.manualgrad.solve_eliminated.default(LU, pivots, B, adjoint)
 
 
+def cholesky_factor(A: Tensor, upper: bool = False) -> tuple[Tensor, Tensor]:
+    return torch.ops.manualgrad.cholesky_factor.default(A, upper)
+
+
 def hermitian(X: Tensor) -> Tensor:
     return (X + X.mH) / 2
 

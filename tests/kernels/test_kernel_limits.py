@@ -24,6 +24,7 @@ CALLS = {
     "lu_small_order": K.lu_small,
     "tridiagonal_order": lambda A: K.eigh_tridiagonal(A, True),
     "elimination_order": lambda A: K.gaussian_elimination(A, A),
+    "cholesky_order": lambda A: K.cholesky_factor(A, False),
 }
 
 

@@ -53,6 +53,8 @@ _LINALG = {
     "gaussian_elimination": "nn, nk -> nk, nn, n, ",
     "solve_eliminated": "nn, n, nk -> nk",
     "solve_small": "nn, nk -> nk, nn, n, ",
+    "cholesky_factor": "nn -> nn, ",
+    "cholesky_small": "nn -> nn, ",
     "svd_jacobi": "mn -> mk, k, kn",
     "svd_small": "mn -> mk, k, kn",
     "hermitian_function": "nn, n, nn, Kn, nn, knn -> nn",

@@ -210,7 +210,7 @@ def _cholesky_solve_vjp(
 # -- the rules --------------------------------------------------------------------------------------------------------
 
 
-rule(
+cholesky_rule = rule(
     "aten::linalg_cholesky_ex",
     vjp={"self": cholesky_backward},
     jvp={"L": cholesky_jvp},
