@@ -5,6 +5,7 @@ A module outside of the package: pytest imports it in every run, and importing t
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import wraps
@@ -40,7 +41,8 @@ def pytest_pycollect_makeitem(obj: object) -> None:
 
 
 def _marks(obj: object) -> Iterable[pytest.Mark]:
-    given = getattr(obj, "pytestmark", None)
+    # whatever a test module has imported: pytest.mark makes a mark of any name, and a proxy may raise any error
+    given = inspect.getattr_static(obj, "pytestmark", None)
     return [mark for mark in given if isinstance(mark, pytest.Mark)] if isinstance(given, list) else ()
 
 

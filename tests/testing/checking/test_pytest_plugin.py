@@ -206,3 +206,29 @@ def test_nothing_is_imported_until_it_is_used(tmp_path) -> None:
     environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": ":".join(sys.path), "PATH": ""}
     found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert "1 passed" in found.stdout, found.stdout + found.stderr
+
+
+def test_whatever_a_module_imports_is_left_alone(project) -> None:
+    found = project(
+        """
+from pytest import mark
+
+class Proxy:  # such as flask.request
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+request = Proxy()
+
+@mark.parametrize("a", [1])
+def test(a):
+    pass
+
+class TestMethods:
+    @mark.parametrize("a", [1, 2])
+    def test(self, a):
+        pass
+""",
+        "-W",
+        "error",
+    )
+    found.assert_outcomes(passed=3)
