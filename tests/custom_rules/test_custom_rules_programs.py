@@ -366,6 +366,9 @@ def test_errors_name_the_function_the_argument_and_what_came_back():
         r"the jvp of <lambda>: out: expected the structure \{'a': \*\}, got \*": broken(
             jvp=lambda p, t: (p[0], {"a": t[0]})
         ),
+        r"the jvp of <lambda>: out: expected a tensor of shape \[3\], .*, got a Tensor of shape \[1, 3\]": broken(
+            jvp=lambda p, t: ({"a": p[0][None]}, {"a": t[0]})
+        ),
         r"the tangent of out: expected the structure \{'a': \*\}, got": broken(
             jvp=lambda p, t: ({"a": p[0]}, {"b": t[0]})
         ),

@@ -21,6 +21,10 @@ FAIL_ON_STOCK = {
     # their results share memory with the input, but not its version counter: that is what "unsafe" says
     "aten::unsafe_split.Tensor": "residuals",
     "aten::_unsafe_view": "residuals",
+    # batched in two dimensions that differ, grid_sample_batch_rule gives the result another shape, or crashes
+    "aten::grid_sampler_2d": "vmap",
+    "aten::grid_sampler_3d": "vmap",
+    "aten::_pdist_forward": "vmap",  # its batching rule passes on a tensor that is not contiguous
 }
 if not torch_reached("2.13"):
     # fake tensors refuse them where shapes are symbols
@@ -57,7 +61,7 @@ def test_samples_that_fail_also_fail_on_stock(name, at):
         if found := samples(rule, dtype):
             report = check(rule.probe, found, modes=(), checks=(at,), raise_on_failure=False, diagnose=False)
             outcomes.add(report.outcome(at))
-    assert "wrong" in outcomes
+    assert outcomes & {"wrong", "raises"}
 
 
 def leaves(args):
@@ -72,7 +76,8 @@ def leaves(args):
 def test_all_modes_where_a_rule_leaves_calls_to_pytorch(rule, turn):
     found = samples(rule, dtype_of(rule, 1 - turn))
     with mg.override():
-        check(rule.probe, found, name=rule.name, gaps=rule.gaps, checks=CHECKS if turn else OF_DERIVATIVES)
+        checks = [c for c in (CHECKS if turn else OF_DERIVATIVES) if c != FAIL_ON_STOCK.get(rule.name)]
+        check(rule.probe, found, name=rule.name, gaps=rule.gaps, checks=checks)
         left = [s for s in found if rule.defer_to_stock(*rule.signature.bind(leaves(s.args), s.kwargs))]
         outputs = [rule.probe(*leaves(s.args), **s.kwargs) for s in left]
     stock = [rule.probe(*leaves(s.args), **s.kwargs) for s in left]

@@ -49,7 +49,13 @@ class JvpCall(Call):
             found = self.again(self._jvp, *self.nondiff, primals, tangents)
         if not isinstance(found, (tuple, list)) or len(found) != 2:
             raise ArgumentError(f"{self._what}: expected a pair (out, tangent of out), got {described(found)}")
-        matching_tree(found[0], self.result, f"{self._what}: out")
+        out = matching_tree(found[0], self.result, f"{self._what}: out")
+        for given, x in zip(out.tensors, like):  # its numbers are not read
+            if given.shape != x.shape:
+                raise ArgumentError(
+                    f"{self._what}: out: expected a tensor of shape {list(x.shape)}, as the function returned, "
+                    f"got {described(given)}"
+                )
         leaves = of_structure(found[1], self.result.spec, f"{self._what}: the tangent of out")
         picked = [leaf for leaf, yes in zip(leaves, self.result.is_tensor) if yes]
         return [check_leaf(leaf, x, f"{self._what}: the tangent of out") for leaf, x in zip(picked, like)]

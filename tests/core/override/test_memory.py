@@ -490,6 +490,26 @@ def test_writes_without_grad_before_the_tensor_is_saved(between):
         assert_bitwise(program(*inputs), expected)
 
 
+@pytest.mark.parametrize("written", ["running_mean", "running_var", "weight", "bias"])
+@pytest.mark.parametrize("function", [torch.relu, lambda x: x], ids=["relu", "alone"])
+def test_a_tensor_that_is_written_to_before_the_result_is_saved(function, written):
+    norm, given, w = nn.BatchNorm1d(64).eval(), torch.randn(64, 64), weight(64, 64)
+    norm.running_var.add_(torch.rand(64))
+
+    def program():
+        state = copy.deepcopy(norm.state_dict())
+        y = function(norm(given))
+        with torch.no_grad():
+            getattr(norm, written).mul_(2)
+        z = (y @ w).square().sum()
+        norm.load_state_dict(state)
+        return torch.autograd.grad(z, w)
+
+    expected = program()
+    with mg.override(memory=True):
+        assert_bitwise(program(), expected)
+
+
 def test_a_bias_that_the_optimizer_writes_to():
     norm, conv = nn.BatchNorm1d(8), nn.Conv1d(8, 4, 1)
     inputs = torch.randn(N, 8, N)

@@ -249,6 +249,16 @@ def test_vmap_rule_that_mixes_the_batch() -> None:
     assert check(mixed, [(random(3),)], modes=(), checks=("vmap",))
 
 
+def test_vmap_rule_for_the_first_dimension() -> None:
+    @torch.library.custom_op("harness::sums", mutates_args=())
+    def sums(x: Tensor) -> Tensor:
+        return x.cumsum(-1)
+
+    sums.register_vmap(lambda info, in_dims, x: (sums(x), 0))
+    report = check(sums, [(random(2, 3),)], modes=(), checks=("vmap",), raise_on_failure=False)
+    assert {r.engine for r in report.failures} == {"over all, from the last dimension"}
+
+
 def test_per_sample_gradient_that_mixes_the_batch() -> None:
     class Backward(torch.autograd.Function):
         @staticmethod

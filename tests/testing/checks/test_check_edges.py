@@ -9,6 +9,7 @@ from helpers.planted import COMPLEX, DOUBLE, function, only
 from helpers.tensors import random
 from torch import Tensor
 
+import torch_manualgrad as mg
 from torch_manualgrad.testing import Report, Sample
 from torch_manualgrad.testing.checks.edge_samples import edge_samples
 from torch_manualgrad.testing.comparison.problem import Problem
@@ -200,7 +201,7 @@ def test_a_planted_fault(fault: str) -> None:
 PIVOTS = torch.tensor([1, 2, 3], dtype=torch.int32)
 RIGHT = {
     "relu": (torch.relu, random(3)),
-    "relu with a half": (function(lambda x: x.relu(), lambda g, x: g * torch.heaviside(x, 0 * x[:1] + 0.5)), random(3)),
+    "relu with a half": (function(lambda x: x.relu(), lambda g, x: g * torch.heaviside(x, torch.full_like(x, 0.5))), random(3)),
     "the last of ties": (lambda x: x.flip(0).max(0).values, random(4)),
     "sort": (lambda x: x.sort().values, random(4)),
     "median": (lambda x: x.median(), random(5)),
@@ -263,6 +264,28 @@ def test_sizes_stay_where_an_index_tells_them() -> None:
     assert "size 0 instead of 3" in labels(random(3, 4))
     assert "size" not in labels(random(3, 4), torch.tensor([2]))
     assert "instead of 3" not in labels(random(3, 4), 3)
+
+
+def test_signs_and_shapes_that_the_sample_does_not_have() -> None:
+    positive = random(2, 3).abs() + 0.1
+    sign = edges(function(lambda x: x * x.abs(), lambda g, x: 2 * g * x), positive)
+    assert places(sign) >= {"opposite signs of args[0]"}
+    number = edges(function(lambda x: x.sin(), lambda g, x: g * x.cos() * (1 if x.dim() else 2)), positive)
+    assert places(number) == {"no dimensions"}
+    assert not edges(function(lambda x: x * x.abs(), lambda g, x: 2 * g * x.abs()), positive).failures
+
+
+def test_a_fake_kernel_of_one_size() -> None:
+    @mg.custom_op("planted_edges::total(Tensor x) -> Tensor")
+    def total(x: Tensor) -> Tensor:
+        return x.sum(0)
+
+    total.impl_save_for_backward(lambda inputs, output: inputs.x)
+    total.impl_backward(lambda ctx, x, g: {"x": g.expand(x.shape).clone()})
+    total.impl_fake(lambda x: x.new_empty(3))
+    report = edges(total, random(2, 3))
+    assert {r.engine.partition(",")[0] for r in report.failures} == {"fake outputs"}
+    assert "size 1 instead of 3" in places(report)
 
 
 def test_ranges() -> None:

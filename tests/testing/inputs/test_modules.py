@@ -178,3 +178,29 @@ def test_a_layer_of_a_million_parameters(kind: str) -> None:
         return count
 
     assert calls(1000) <= 1.25 * calls(16)
+
+
+class Tied(nn.Module):
+    """One submodule twice, a parameter of one submodule in another, and a buffer of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        first, last = nn.Linear(3, 3).double(), nn.Linear(3, 3).double()
+        last.weight = first.weight
+        first.register_buffer("scale", torch.full((3,), 2.0, dtype=torch.float64))
+        last.register_buffer("scale", first.scale)
+        self.layers = nn.Sequential(first, nn.Tanh(), first, last)
+
+    def forward(self, x):
+        return self.layers(x) * self.layers[3].scale
+
+
+def test_a_module_has_its_own_tensors_afterwards():
+    module, x = Tied(), torch.rand(2, 3, dtype=torch.float64)
+    before = [
+        (id(m), key, id(p)) for m in module.modules() for d in (m._parameters, m._buffers) for key, p in d.items()
+    ]
+    report = check(module, [(x,)], checks=("leaks", "meta", "vmap"))
+    assert report.ok
+    after = [(id(m), key, id(p)) for m in module.modules() for d in (m._parameters, m._buffers) for key, p in d.items()]
+    assert before == after and isinstance(module.layers[0].weight, nn.Parameter)

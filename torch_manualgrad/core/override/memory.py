@@ -393,7 +393,10 @@ def _made(node: Any, entry: Recomputable, x: Tensor | None) -> Recipe | None:
     """The recipe of a node's first result; ``x`` is the result, if available."""
     certain, sources = not hasattr(node, "saved_tensors"), []  # a Python node: a rule's, perhaps with its own forward
     for argument in entry.arguments:
-        found, sure = _source(node, argument)
+        given = _source(node, argument)
+        if given is None:
+            return None
+        found, sure = given
         if found is None and not argument.optional:
             return None
         certain = certain and sure
@@ -422,21 +425,25 @@ def _of_dtype(source: Source | None, dtype: torch.dtype) -> bool:
     return not isinstance(source, Kept) or source.tensor.dtype is dtype
 
 
-def _source(node: Any, argument: Argument) -> tuple[Source | None, bool]:
-    """The source of an argument of a call, and whether it is certain to have the value of the call."""
+def _source(node: Any, argument: Argument) -> tuple[Source | None, bool] | None:
+    """The source of an argument of a call, and whether it is certain to have the value of the call.
+
+    None if the argument was written to since, or was saved outside of the block. An argument without a source, which may
+    be an optional one that was not given, is ``(None, ...)``.
+    """
     if argument.name is not None:
         packed = packed_by(node, argument.name)
         if isinstance(packed, Kept | Packed):
             source = _source_of(packed)
             if source is None or (isinstance(source, Kept) and not source.is_unchanged()):
-                return None, False
+                return None
             return source, source.certain
         if packed is None and (argument.edge is None or argument.optional):
             return None, True
         if isinstance(packed, Tensor) and not packed.dim() and not packed.requires_grad:
             return Kept(packed, version_of(packed)), False  # a number, which hooks do not receive
         if packed is not None and packed is not HIDDEN:  # saved outside of the block
-            return None, False
+            return None
     if argument.edge is None or argument.edge >= len(node.next_functions):
         return None, False
     before, number = node.next_functions[argument.edge]

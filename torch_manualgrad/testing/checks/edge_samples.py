@@ -83,6 +83,7 @@ def values(dtype: torch.dtype) -> dict[str, Change]:
     """Changes of values; the extreme values are those of the narrowest dtype of inputs and outputs."""
     limits = torch.finfo(dtype)
     return {
+        "opposite signs": torch.neg,
         "zeros": torch.zeros_like,
         "some zeros": _some_zeros,
         "equal entries": _equal_entries,
@@ -101,7 +102,7 @@ def values(dtype: torch.dtype) -> dict[str, Change]:
 
 
 #: The edges at which second orders are judged, and the edges that are tried for all inputs together.
-TWICE = ("zeros", "some zeros", "equal entries", "integers")
+TWICE = ("opposite signs", "zeros", "some zeros", "equal entries", "integers")
 TOGETHER = ("zeros", "some zeros", "equal entries", "integers", "tiny values", "huge values")
 
 
@@ -207,6 +208,7 @@ def _resized(p: Problem) -> Iterator[EdgeSample]:
             yield from _changed(p, dense, change, f"size {size} instead of {n}")
     if sizes and all(n in (1, *sizes) for i in dense for n in p.leaves[i].shape):
         yield from _changed(p, dense, lambda x: x[(slice(0, 1),) * x.dim()].clone(), "one element")
+        yield from _changed(p, dense, lambda x: x[(0,) * x.dim()].clone(), "no dimensions")
 
 
 def _free_sizes(p: Problem) -> list[int]:

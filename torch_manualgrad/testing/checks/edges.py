@@ -47,6 +47,7 @@ from ..numerics.arithmetic import magnitude, widen
 from ..numerics.finite_differences import Tolerance
 from ..numerics.kinks import ACCUSING, Range, ranges, uniform
 from .edge_samples import BROADCAST, STRIDED, edge_samples
+from .fake_tensors import other_fakes
 
 #: A gradient with more elements is not searched for the wrong one.
 SEARCHED = 48
@@ -413,7 +414,13 @@ def edges(c: Context) -> None:
             break  # a function of the storage, as as_strided is; the check "noncontiguous" reports it
         if label.endswith(BROADCAST) and not _broadcasts(p, edge, leaves):
             continue
+        if _shapes(leaves) != _shapes(p.leaves):
+            c.verdict("edges", f"fake outputs, at {label}", partial(other_fakes, p, leaves))
         _judge(c, label, edge, able if second else [mode for mode in able if mode not in SECOND])
+
+
+def _shapes(leaves: Sequence[Any]) -> list[torch.Size]:
+    return [x.shape for x in leaves if isinstance(x, Tensor)]
 
 
 def _broadcasts(p: Problem, edge: Edge, leaves: Sequence[Any]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from ..comparison.context import Context
 from ..comparison.passes import Pairs, both, compared, cotangents, gradients, labels, same, variables
 from ..comparison.problem import Problem
 from ..inputs import tree
+from ..inputs.modules import called_with
 from .transforms import other_layout, outputs_of, variants_of
 
 T = TypeVar("T")
@@ -25,15 +26,19 @@ def fake(c: Context) -> None:
 
     Not applicable if one of PyTorch's own operators has a result whose shape depends on values, such as ``nonzero``.
     """
-    p = c.problem
+    c.verdict("fake", "outputs", partial(other_fakes, c.problem, c.problem.leaves))
+
+
+def other_fakes(p: Problem, leaves: Sequence[Any]) -> str | None:
+    """The first difference between fake outputs and real ones; empty if there is none, None if this is not applicable."""
 
     def compute(watched: _Raising) -> str:
-        real = outputs_of(p, p.leaves, raw=True)
+        real = outputs_of(p, leaves, raw=True)
         with FakeTensorMode(allow_non_fake_inputs=True) as mode, watched:
-            fakes = outputs_of(p, [mode.from_tensor(x) if isinstance(x, Tensor) else x for x in p.leaves], raw=True)
+            fakes = outputs_of(p, [mode.from_tensor(x) if isinstance(x, Tensor) else x for x in leaves], raw=True)
         return other_layout([f"output {j}" for j in range(len(real))], fakes, real)
 
-    c.verdict("fake", "outputs", partial(_excused, compute, _Raising()))
+    return _excused(compute, _Raising())
 
 
 def meta(c: Context) -> None:
@@ -97,7 +102,7 @@ def _outputs_on_meta(p: Problem, watched: _Raising) -> str:
     other = p.at([_on_meta(x) for x in p.leaves])
     if isinstance(module := p.fn, torch.nn.Module):
         own = {name: _on_meta(x) for name, x in (*module.named_parameters(), *module.named_buffers())}
-        other.fn = lambda *args, **kwargs: torch.func.functional_call(module, own, args, kwargs)
+        other.fn = lambda *args, **kwargs: called_with(module, own, args, kwargs)
     with torch.no_grad(), watched:
         ours = other.flat(*other.primals)
     return other_layout(labels(p)[: len(p.base)], ours, p.base)

@@ -108,10 +108,14 @@ def vmap(c: Context) -> None:
     """`torch.func.vmap` against a loop, over each tensor argument alone and over all of them."""
     p = c.problem
     tensors = [i for i, x in enumerate(p.leaves) if isinstance(x, Tensor) and not tree.is_sparse(x)]
-    choices = [[i] for i in tensors[:6]] + ([tensors] if len(tensors) > 1 else [])
-    for chosen in choices:
+    choices = [([i], 0, f"over {p.paths[i]}") for i in tensors[:6]]
+    if len(tensors) > 1:
+        choices.append((tensors, 0, "over all"))
+    if tensors:
+        choices.append((tensors, 1, "over all, from the last dimension"))
+    for chosen, start, label in choices:
         # over all of them, alternate between the first and the last dimension
-        dims = [(-1 if len(chosen) > 1 and k % 2 else 0) for k in range(len(chosen))]
+        dims = [-((start + k) % 2) for k in range(len(chosen))]
         variants = [variants_of(p.leaves[i], i) for i in chosen]
 
         def at(values: Sequence[Tensor], chosen: list[int] = chosen) -> tuple[Tensor, ...]:
@@ -128,7 +132,6 @@ def vmap(c: Context) -> None:
             loop = [torch.stack(o) for o in zip(*(at(row) for row in zip(*variants, strict=True)), strict=True)]
             return [(f"output {j}", a, b) for j, (a, b) in enumerate(zip(together, loop, strict=True))]
 
-        label = f"over {p.paths[chosen[0]]}" if len(chosen) == 1 else "over all"
         c.equal("vmap", label, pairs)
 
 

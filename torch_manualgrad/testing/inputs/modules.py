@@ -62,9 +62,29 @@ def _functional(module: torch.nn.Module, state: Mapping[str, Tensor]) -> Callabl
         # a module may update its buffers in place: each call has its own
         here = {name: x.clone() if name in buffers else x for name, x in named.items() if name in state}
         others = {name: x for name, x in named.items() if name not in state}
-        return torch.func.functional_call(module, here, args, others)
+        return called_with(module, here, args, others)
 
     return call
+
+
+def called_with(module: torch.nn.Module, state: Mapping[str, Tensor], args: Any, kwargs: Any = None) -> Any:
+    """The result of a module with other parameters and buffers, which has its own again afterwards.
+
+    ``torch.func.functional_call`` with its ties leaves the other ones in a submodule that is used twice.
+
+    Args:
+        module: the module.
+        state: the tensors, by the names of ``named_parameters`` and ``named_buffers``; tied ones have one name.
+        args: of the call.
+        kwargs: of the call.
+    """
+    names = {id(x): name for name, x in (*module.named_parameters(), *module.named_buffers())}
+    places = {}
+    for prefix, submodule in module.named_modules():  # each once
+        for key, x in (*submodule._parameters.items(), *submodule._buffers.items()):
+            if (name := names.get(id(x))) in state:
+                places[f"{prefix}.{key}" if prefix else key] = state[name]
+    return torch.func.functional_call(module, places, args, kwargs, tie_weights=False)
 
 
 def without_parameters(reference: Callable[..., Any], call: Sample) -> Callable[..., Any]:
