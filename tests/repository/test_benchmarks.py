@@ -102,7 +102,7 @@ def test_documents_quote_the_figures_next_to_jax():
     for label, *cells in (line.strip("| ").split(" | ") for line in body.splitlines()):
         name, one = label.removesuffix(", one"), label.endswith(", one")
         operator = NAMES[name.partition(",")[0]]
-        ours = "ours, forward=True" if operator in ("lu", "svd", "eigh", "solve") and not one else "ours"
+        ours = "ours, forward=True" if operator != "qr" and not one else "ours"
         for n, cell in zip(re.findall(r"\d+", head), cells, strict=True):
             column = f"1 threads {'1' if one else 'several'} "
             row = {k.removeprefix(column): v for k, v in rows[operator, n].items() if k.startswith(column)}
