@@ -2,9 +2,10 @@
 //
 //   manualgrad::cholesky_factor(Tensor A, bool upper) -> (Tensor L, Tensor info)
 //
-// A (*, n, n), at any strides, of which the lower triangle is read, or the upper one: n up to kCholeskyOrder for
-// float32 and float64, and up to kLaneOrder for their complex dtypes. The matrices of L (*, n, n) are column-major, as
-// LAPACK's. The results of a matrix are bitwise identical at any position in the batch.
+// A = L L^H, and only the lower triangle of A is read; or A = U^H U, only the upper triangle is read, and U is
+// returned. A (*, n, n) has any strides. n is at most kCholeskyOrder for float32 and float64, and kLaneOrder for their
+// complex dtypes. The matrices of the result (*, n, n) are column-major, as LAPACK's, and bitwise identical at any
+// position in the batch.
 //
 // int32 info (*): 0 if all is well. A positive number is the order of the first leading minor that is not positive. -1:
 // all are positive, but an entry of L is not finite.
@@ -75,11 +76,11 @@ struct CachedFactor {
   int n, width, pitch;
   std::unique_ptr<T[]> memory;
 
-  explicit CachedFactor(int size) : n(size), width(row_pitch<T>(n)) {
-    // an odd number of cache lines, so that not all rows compete for the same places in the cache
-    pitch = width / kStep % 2 == 0 ? width + kStep : width;
-    memory.reset(new T[static_cast<size_t>(n) * (pitch + 1)]);
-  }
+  explicit CachedFactor(int size)
+      : n(size),
+        width(row_pitch<T>(n)),
+        pitch(spread_pitch<T>(n)),
+        memory(new T[static_cast<size_t>(n) * (pitch + 1)]) {}
 
   void factor(const FactorArguments<T>& at, int64_t b) {
     load_rows(at.a, b, n, n, row(0), pitch, width);

@@ -115,11 +115,12 @@ struct CachedElimination {
   std::unique_ptr<T[]> memory;
   std::vector<int> order;
 
-  explicit CachedElimination(int size) : n(size), width(row_pitch<T>(n)), order(static_cast<size_t>(n)) {
-    // an odd number of cache lines, so that not all rows compete for the same places in the cache
-    pitch = width / kStep % 2 == 0 ? width + kStep : width;
-    memory.reset(new T[static_cast<size_t>(n) * (pitch + 2 * kColumns + 1)]);
-  }
+  explicit CachedElimination(int size)
+      : n(size),
+        width(row_pitch<T>(n)),
+        pitch(spread_pitch<T>(n)),
+        memory(new T[static_cast<size_t>(n) * (pitch + 2 * kColumns + 1)]),
+        order(static_cast<size_t>(n)) {}
 
   void factor(const EliminationArguments<T>& at, int64_t b) {
     load_rows(at.a, b, n, n, row(0), pitch, width);

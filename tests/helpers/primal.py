@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -35,6 +38,20 @@ def solve_eliminated(LU: Tensor, pivots: Tensor, B: Tensor, adjoint: bool) -> Te
 
 def cholesky_factor(A: Tensor, upper: bool = False) -> tuple[Tensor, Tensor]:
     return torch.ops.manualgrad.cholesky_factor.default(A, upper)
+
+
+def outcomes(calls: list[Callable[[], Any]]) -> list[Any]:
+    """What calls on a batch return: where the first result is finite, its matrices from the eighth on, and the other
+    results; or the text of the error, as numbers."""
+    found: list[Any] = []
+    for call in calls:
+        try:
+            first, *others = [x] if isinstance(x := call(), Tensor) else x
+        except torch.linalg.LinAlgError as error:
+            found.append(torch.tensor([*str(error).encode()]))
+        else:
+            found += [first.isfinite(), first[8:], *others]
+    return found
 
 
 def hermitian(X: Tensor) -> Tensor:

@@ -20,12 +20,12 @@ _SIZES = (_LEFT.order, _LEFT.complex_order, _LEFT.order)
 
 @formula(kernel=("cpu",))
 def cholesky_factor(A: Tensor, upper: bool) -> tuple[Tensor, Tensor]:
-    """The Cholesky factor of a Hermitian matrix, $A = L L^H$, or $U = L^H$.
+    """The Cholesky factor of a positive definite matrix: $A = L L^H$, or $A = U^H U$.
 
     Args:
-        A: (*, n, n) with $n <= 256$ if real, $n <= 32$ if complex; float32, float64, complex64 or complex128. The lower
-            triangle is read, or the upper one.
-        upper: whether the upper triangle is read, and $U$ returned.
+        A: (*, n, n) with $n <= 256$ if real, $n <= 32$ if complex; float32, float64, complex64 or complex128. Only one
+            triangle is read.
+        upper: whether the upper triangle is read, and $U$ returned; otherwise the lower triangle, and $L$.
 
     Returns:
         $L$ or $U$ (*, n, n), column-major; and info (*), int32: 0 if all is well; the order of the first leading minor that
@@ -61,7 +61,8 @@ def cholesky_small(A: Tensor, upper: bool, check_errors: bool) -> tuple[Tensor, 
         torch.linalg.LinAlgError: as `torch.linalg.cholesky`, if ``check_errors``.
 
     Note:
-        Where not differentiable: where $A$ is not positive definite.
+        Where not differentiable: where $A$ is not positive definite. A matrix that is singular up to rounding may have a
+        factor here and none in LAPACK.
 
     References:
         `cholesky_factor`; ATen linalg_cholesky_ex.

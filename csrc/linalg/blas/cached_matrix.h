@@ -24,6 +24,12 @@ template <class T>
 int row_pitch(int n) {
   return (n + kRowStep<T> - 1) / kRowStep<T> * kRowStep<T>;
 }
+// An odd number of cache lines, so that not all rows compete for the same places in the cache.
+template <class T>
+int spread_pitch(int n) {
+  const int width = row_pitch<T>(n);
+  return width / kRowStep<T> % 2 == 0 ? width + kRowStep<T> : width;
+}
 
 // to (n, m) := from (m, n)^T.
 template <class T>

@@ -82,8 +82,10 @@ def called_with(module: torch.nn.Module, state: Mapping[str, Tensor], args: Any,
     places = {}
     for prefix, submodule in module.named_modules():  # each once
         for key, x in (*submodule._parameters.items(), *submodule._buffers.items()):
-            if (name := names.get(id(x))) is not None and name in state:
-                places[f"{prefix}.{key}" if prefix else key] = state[name]
+            place = f"{prefix}.{key}" if prefix else key
+            name = place if place in state else names.get(id(x))
+            if name is not None and name in state:
+                places[place] = state[name]
     return torch.func.functional_call(module, places, args, kwargs, tie_weights=False)
 
 
