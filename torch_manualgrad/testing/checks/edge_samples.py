@@ -49,6 +49,11 @@ def _with(start: int, step: int, value: float) -> Change:
     return change
 
 
+def _opposite(x: Tensor) -> Tensor | None:
+    """Of real numbers that all have one sign."""
+    return -x if not x.is_complex() and x.numel() and bool((x > 0).all() | (x < 0).all()) else None
+
+
 def _some_zeros(x: Tensor) -> Tensor | None:
     some = _with(0, 3, 0.0)(x)
     return None if some is None or x.numel() < 2 else _with(1, 3, -0.0)(some)
@@ -83,7 +88,7 @@ def values(dtype: torch.dtype) -> dict[str, Change]:
     """Changes of values; the extreme values are those of the narrowest dtype of inputs and outputs."""
     limits = torch.finfo(dtype)
     return {
-        "opposite signs": torch.neg,
+        "opposite signs": _opposite,
         "zeros": torch.zeros_like,
         "some zeros": _some_zeros,
         "equal entries": _equal_entries,

@@ -9,6 +9,7 @@ Judged derivatives, and derivatives that are not judged:
   relu's kink and evenly shared ties are right, and so is any other choice among the derivatives nearby. nan and inf are
   wrong at a kink whose derivatives nearby are bounded: a generalized gradient exists there, and it is finite. PyTorch
   holds to this too: a norm, a standard deviation and a distance have gradient 0 at 0.
+- A function that returns numbers outside of its domain is judged there too, as is a sampler of a negative concentration.
 - Where derivatives nearby grow without bound, such as those of the square root at 0, this entry of the result is not
   judged. A cotangent of 0 times an infinite derivative is nan throughout PyTorch, so that nan in a gradient counts as a
   fault only if no entry of the result is of this kind or infinite. It is not a fault at an infinite input, or at one whose
