@@ -32,8 +32,8 @@ constexpr int64_t kTridiagonalOrder = 128;  // linalg.py --operators eigh, 2026-
 constexpr int64_t kEliminationOrder = 512;  // against_jax.py --operators solve, 2026-11-29
 constexpr int64_t kEliminationLanes = 12;   // against_jax.py --operators solve, 2026-11-29
 // Cholesky factors of real matrices, one at a time, on the CPU; and the largest that are computed one per lane.
-constexpr int64_t kCholeskyOrder = 256;  // against_jax.py --operators cholesky, 2026-11-30
-constexpr int64_t kCholeskyLanes = 12;   // against_jax.py --operators cholesky, 2026-11-30
+constexpr int64_t kCholeskyOrder = 256;  // linalg.py --operators cholesky, 2026-11-30
+constexpr int64_t kCholeskyLanes = 12;   // linalg.py --operators cholesky, 2026-11-30
 
 // --- where a kernel is called: BLAS or LAPACK is faster for larger matrices ------------------------------------------
 
@@ -55,7 +55,7 @@ constexpr int64_t kSolveTangent = 16;   // linalg.py --operators solve, 2026-11-
 constexpr int64_t kEliminationDouble = 256;    // against_jax.py --operators solve, 2026-11-30
 constexpr int64_t kEliminationEntries = 4096;  // against_jax.py --operators solve, 2026-11-29
 // Cholesky factors: batches with fewer entries are left to PyTorch.
-constexpr int64_t kCholeskyEntries = 65536;  // against_jax.py --operators cholesky, 2026-11-30
+constexpr int64_t kCholeskyEntries = 65536;  // linalg.py --operators cholesky, 2026-11-30
 // Solves with given factors: the fewest right-hand sides.
 constexpr int64_t kEliminationColumns = 32;  // against_jax.py --operators solve, 2026-11-29
 // Replacement primals: real eigenvalues, and complex eigenvalues, singular values and vectors.
