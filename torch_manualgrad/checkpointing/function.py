@@ -338,8 +338,8 @@ def checkpoint(f: Callable[..., Any], policy: Policy | None = None) -> Callable[
             parameters of a module, are differentiated. It must do the same each time for the same arguments. The
             recomputation draws the same random numbers.
         policy: the results that are saved instead of recomputed: `checkpointing.save_products`,
-            `checkpointing.save_names`, `checkpointing.save_budget` or `checkpointing.offload`. None saves nothing. Policies act in the first
-            backward of ``torch.autograd``; elsewhere everything is recomputed.
+            `checkpointing.save_names`, `checkpointing.save_budget` or `checkpointing.offload`. None saves nothing. Policies
+            act in the first backward of ``torch.autograd``; elsewhere everything is recomputed.
 
     Returns:
         The function.
