@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "build" / "gpu"
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
 ON_HOST = [sys.executable, "tests/kernels/cuda_on_host/run.py"]
-CASES = "tests/kernels/cuda_on_host/cases.py"
+CASES = str(ROOT / "tests/kernels/cuda_on_host/cases.py")  # the simulated device has a folder of its own
 PASSED, FAILED, TIMED_OUT, NO_GPU, NO_TOOL = "passed", "failed", "timed out", "no GPU", "no compute-sanitizer"
 
 

@@ -22,7 +22,17 @@ with _defining():
 from .linalg import Degeneracy
 
 if TYPE_CHECKING:
-    from . import checkpointing, compiling, custom_rules, distributed, forward_ad, implicit, sparsity, testing
+    from . import (
+        attention,
+        checkpointing,
+        compiling,
+        custom_rules,
+        distributed,
+        forward_ad,
+        implicit,
+        sparsity,
+        testing,
+    )
     from .checkpointing import checkpoint
     from .compiling import compile
     from .custom_rules import custom_jvp, custom_vjp
@@ -42,6 +52,7 @@ __all__ = [
     "Sample",
     "SingleLevelFunction",
     "active",
+    "attention",
     "audit",
     "catalogue",
     "checkpoint",
@@ -80,6 +91,7 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 _ON_USE = (  # packages that are imported on use
+    "attention",
     "checkpointing",
     "compiling",
     "custom_rules",

@@ -34,6 +34,7 @@ ALLOWED = {
     "implicit": "arguments core core/internals core/override linalg programs",
     "custom_rules": "arguments core core/internals programs",
     "checkpointing": "arguments core core/internals core/op programs custom_rules",
+    "attention": "arguments core/internals checkpointing",
     "sparsity": "arguments core/internals core/engine core/override",
     "compiling": "core core/internals core/engine core/override core/rule custom_rules",
     "testing/numerics": "",
@@ -53,7 +54,7 @@ ALLOWED = {
     "forward_ad": "forward_ad/jets forward_ad/levels forward_ad/decomposition",
     "command_line": ". compiling core core/rule core/override testing testing/inputs testing/comparison testing/checks testing/database",
     "typed_ops": "core/rule",
-    ".": "core core/engine core/op core/rule core/override derivatives linalg nested distributed implicit sparsity custom_rules checkpointing compiling testing forward_ad typed_ops",
+    ".": "core core/engine core/op core/rule core/override derivatives linalg nested distributed implicit sparsity custom_rules checkpointing attention compiling testing forward_ad typed_ops",
 }
 
 
