@@ -61,19 +61,10 @@ def test_all_steps_take_less_than_ten_minutes_and_run_files_that_exist():
         assert files and all((ROOT / file).exists() for file in files)
 
 
-needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-
-
-@needs_no_gpu
-def test_the_steps_without_a_simulated_device(tmp_path):
-    steps = [step for step in gpu.STEPS if not {*step.rehearsal} & {*gpu.ON_HOST[1:]}]
-    assert gpu.run_all(steps, has_gpu=False, rehearse=True, out=tmp_path) == 2
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert results.pop("timings")["outcome"] == gpu.PASSED
-    assert results and all(result["outcome"] == gpu.NO_GPU for result in results.values())
-
-
-@needs_no_gpu
-@pytest.mark.slow
-def test_the_whole_rehearsal(tmp_path):
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_rehearsal(tmp_path):
+    """What can run without a GPU passes, on the simulated device or the CPU."""
     assert gpu.run_all(gpu.STEPS, has_gpu=False, rehearse=True, out=tmp_path) == 2
+    results = json.loads((tmp_path / "results.json").read_text())
+    passed = {name for name, result in results.items() if result["outcome"] == gpu.PASSED}
+    assert passed == {step.name for step in gpu.STEPS if step.rehearsal} == {"kernels", "threads", "timings"}
