@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.func import grad, jacfwd, jacrev, jvp, vmap
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask
 
@@ -22,6 +22,7 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = F64) -> torch.Tensor
     return torch.randn(*shape, dtype=F64, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+X = random(1, 2, 9, 3)
 SLOPES, TABLE = random(4), random(40, 40, seed=1)
 DOCUMENT = torch.arange(40).div(7, rounding_mode="floor").repeat(2, 1) + torch.tensor([[0], [1]])
 
@@ -141,6 +142,52 @@ def test_a_block_mask_of_blocks_alone():
         keep = expected.any(-1, keepdim=True)
         weights = torch.where(keep, scores.masked_fill(keep & ~expected, -torch.inf).softmax(-1), 0)
         torch.testing.assert_close(flex_attention(q, k, v, block_mask=mask), weights @ v)
+
+
+def test_masks_of_fewer_dims_and_with_short_lists():
+    count, indices = (
+        torch.tensor([1, 2, 0, 3, 1]).int(),
+        torch.tensor([[0, 1, 2], [1, 3, 0], [0, 1, 2], [3, 2, 0], [2, 0, 1]]).int(),
+    )
+    q, k, v = random(2, 4, 50, 4), random(2, 4, 37, 4, seed=1), random(2, 4, 37, 4, seed=2)
+    listed = torch.zeros(5, 4, dtype=torch.bool)
+    for row, (n, places) in enumerate(zip(count, indices)):
+        listed[row, places[:n].long()] = True
+    allowed = listed.repeat_interleave(10, 0).repeat_interleave(10, 1)[:, :37]
+    some = allowed.any(-1, keepdim=True)
+    scores = (q @ k.mT / 2).masked_fill(some & ~allowed, -torch.inf)
+    for given in ((count, indices), (count[None, None], indices[None, None])):
+        mask = BlockMask.from_kv_blocks(*given, BLOCK_SIZE=10, seq_lengths=(50, 37), compute_q_blocks=False)
+        torch.testing.assert_close(flex_attention(q, k, v, None, mask), torch.where(some, scores.softmax(-1), 0) @ v)
+    without = torch_flex._create_empty_block_mask(q, k)
+    torch.testing.assert_close(flex_attention(q, k, v, None, without), flex_attention(q, k, v))
+
+
+def test_precisions_and_scales():
+    q, k, v = (
+        random(1, 2, 9, 4, dtype=torch.float32),
+        *(random(1, 2, 9, 4, seed=i, dtype=torch.bfloat16) for i in (1, 2)),
+    )
+    assert flex_attention(q, k, v).dtype == torch.float32
+    torch.testing.assert_close(flex_attention(q, k, v), stock(q, k, v))
+    scale = torch.tensor(0.3, dtype=F64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda s: flex_attention(X, X, X, scale=s), scale, check_forward_ad=True)
+
+
+def test_indices_of_other_kinds():
+    """Of a tensor that the modification reads: by masks, by lists, and by numbers and lists."""
+    few = torch.tensor([0, 2, 5])
+    mods = [
+        lambda s, b, h, i, j: s + TABLE[0][TABLE[0] > 0].sum(),
+        lambda s, b, h, i, j: s + TABLE[few, few].sum() * TABLE[i, few].sum() * TABLE[:, 0].sum(),
+    ]
+    added = [
+        TABLE[0][TABLE[0] > 0].sum().expand(9, 1),
+        TABLE[few, few].sum() * TABLE[:9, few].sum(-1, keepdim=True) * TABLE[:, 0].sum(),
+    ]
+    for mod, more in zip(mods, added):
+        expected = (X @ X.mT / 3**0.5 + more).softmax(-1) @ X
+        torch.testing.assert_close(flex_attention(X, X, X, mod), expected)
 
 
 def test_without_values():
@@ -290,6 +337,53 @@ def test_a_module_with_a_learned_bias(monkeypatch):
     torch.testing.assert_close(by_transform, expected)
 
 
+def test_a_loop_of_layers(monkeypatch):
+    """The backward calls the functions again, with the variables of the loop as they were."""
+    monkeypatch.setattr(pieces, "_QUERIES", 8)
+    q, k, v = (random(1, 2, 24, 3, seed=i) for i in range(3))
+    weights = random(3, 2, seed=3)
+
+    def ours(q, weights):
+        for c, w in zip((1, 2, 3), weights):
+            mask = create_block_mask(
+                lambda b, h, i, j: (i - j).abs() < 4 * c, None, None, 24, 24, device="cpu", BLOCK_SIZE=8
+            )  # noqa: B023
+            q = flex_attention(q, k, v, lambda s, b, h, i, j: c * s + w[h] * (i - j), mask)  # noqa: B023
+        return q.square().sum()
+
+    def written(q, weights):
+        i, j = torch.arange(24)[:, None], torch.arange(24)
+        for c, w in zip((1, 2, 3), weights):
+            scores = c * (q @ k.mT) / 3**0.5 + w[:, None, None] * (i - j)
+            q = torch.where((i - j).abs() < 4 * c, scores, -torch.inf).softmax(-1) @ v
+        return q.square().sum()
+
+    expected = grad(written, (0, 1))(q, weights)
+    torch.testing.assert_close(grad(ours, (0, 1))(q, weights), expected)
+    xs = [q.clone().requires_grad_(), weights.clone().requires_grad_()]
+    torch.testing.assert_close(torch.autograd.grad(ours(*xs), xs), expected)
+
+
+class Slots:
+    __slots__ = ("w",)
+
+    def __init__(self, w):
+        self.w = w
+
+
+def test_a_tensor_that_is_not_found(monkeypatch):
+    monkeypatch.setattr(pieces, "_QUERIES", 8)
+    q = random(1, 2, 24, 3)
+
+    def loss(w):
+        held = Slots(w)
+        return flex_attention(q * w.sum(), q, q, lambda s, b, h, i, j: s * held.w[h]).square().sum()
+
+    for call in (loss, grad(loss), hessian(loss), lambda w: jvp(grad(loss), (w.detach(),), (w.detach(),))):
+        with pytest.raises(mg.implicit.HiddenTensorError, match="score_mod or mask_mod reads a tensor"):
+            call(random(2).requires_grad_(call is loss))
+
+
 # -- costs ------------------------------------------------------------------------------------------------------------
 
 
@@ -363,9 +457,6 @@ def test_levels_and_series():
         mg.forward_ad.directional(capped, q, k, 2)
 
 
-X = random(1, 2, 9, 3)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -375,8 +466,8 @@ X = random(1, 2, 9, 3)
         (lambda: flex_attention(X, X[:, :1], X[:, :1]), "key: expected 2 heads, or enable_gqa=True"),
         (lambda: flex_attention(X[:, :1], X, X, enable_gqa=True), "key: expected a number of heads that divides 1"),
         (lambda: flex_attention(X, torch.cat([X, X]), torch.cat([X, X])), "key: expected a batch of 1"),
-        (lambda: flex_attention(X, X.float(), X), "key: expected torch.float64"),
-        (lambda: flex_attention(X, X, X.to("meta")), "value: expected torch.float64 on cpu"),
+        (lambda: flex_attention(X.float(), X, X), "key: expected a precision up to torch.float32"),
+        (lambda: flex_attention(X, X, X.to("meta")), "value: expected a precision up to torch.float64, on cpu"),
         (lambda: flex_attention(X.long(), X.long(), X.long()), "query: expected real floating point numbers"),
         (lambda: flex_attention(X, X, X, 3), "score_mod: expected a function or None, got 3"),
         (lambda: flex_attention(X, X, X, block_mask=X), "block_mask: expected a BlockMask or None"),
@@ -388,7 +479,7 @@ X = random(1, 2, 9, 3)
             lambda: flex_attention(X, X, X, block_mask=block_mask("heads", 9, 9)),
             "block_mask: expected a size of the heads",
         ),
-        (lambda: flex_attention(X, X, X, scale="1"), "scale: expected a real number or None"),
+        (lambda: flex_attention(X, X, X, scale="1"), "scale: expected a real number"),
         (lambda: flex_attention(X, X, X, return_aux=1), "return_aux: expected an AuxRequest or None, got 1"),
         (lambda: flex_attention(X, X, X, return_lse=True, return_aux=AuxRequest()), "return_lse: expected False"),
         (lambda: flex_attention(X, X, X, lambda s, b: s), "takes 2 positional arguments"),

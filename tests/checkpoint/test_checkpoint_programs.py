@@ -457,6 +457,20 @@ def test_a_compiled_module_stays_compiled():
     assert linear.weight.grad is not None and isinstance(linear.weight, nn.Parameter)
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_function_that_reads_attributes_of_tensors(backend):
+    torch._dynamo.reset()
+
+    def f(q, k):
+        return torch.softmax(q @ k.mT, -1).to(q.device)
+
+    compiled = mg.checkpoint(torch.compile(f, backend=backend))
+    q, k = random(3, 4).requires_grad_(), random(3, 4, seed=1).requires_grad_()
+    expected = torch.autograd.grad(f(q, k).square().sum(), [q, k])
+    close(torch.autograd.grad(compiled(q, k).square().sum(), [q, k]), expected)
+    close(grad(lambda q: compiled(q, k.detach()).square().sum())(q.detach()), expected[0])
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_modules_with_buffers_under_transforms(compiled):
     network, x, rows = _network().eval(), random(5, 4), random(2, 5, 4, seed=1)

@@ -34,7 +34,7 @@ ALLOWED = {
     "implicit": "arguments core core/internals core/override linalg programs",
     "custom_rules": "arguments core core/internals programs",
     "checkpointing": "arguments core core/internals core/op programs custom_rules",
-    "attention": "arguments core/internals checkpointing",
+    "attention": "arguments core core/internals checkpointing",
     "sparsity": "arguments core/internals core/engine core/override",
     "compiling": "core core/internals core/engine core/override core/rule custom_rules",
     "testing/numerics": "",

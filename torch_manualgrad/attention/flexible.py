@@ -20,9 +20,12 @@ from torch.overrides import TorchFunctionMode
 
 from ..arguments import ArgumentError, checked, described
 from ..checkpointing import checkpoint
+from ..core.captures import HiddenTensorError
 from .pieces import BlockTable, Piece
 
 __all__ = ["flex_attention"]
+
+_WHOLE = 1 << 30  # the size of PyTorch's blocks without a mask
 
 
 class _IndexByTensor(TorchFunctionMode):
@@ -35,9 +38,11 @@ class _IndexByTensor(TorchFunctionMode):
         if func is Tensor.__getitem__:
             table, at = args
             at = at if isinstance(at, tuple) else (at,)
-            if any(isinstance(x, Tensor) for x in at) and all(isinstance(x, (Tensor, int)) for x in at):
-                at = [x if isinstance(x, Tensor) else torch.tensor(x, device=table.device) for x in at]
-                return table[tuple(x.unsqueeze(0) for x in at)].squeeze(0)
+            numbers = [isinstance(x, Tensor) and x.dim() == 0 and x.dtype != torch.bool for x in at]
+            if any(numbers) and all(isinstance(x, (Tensor, int)) for x in at):
+                at = [torch.tensor(x, device=table.device) if isinstance(x, int) else x for x in at]
+                found = table[tuple(x.unsqueeze(0) if x.dim() == 0 else x for x in at)]
+                return found.squeeze(0) if all(x.dim() == 0 for x in at) else found
         return func(*args, **(kwargs or {}))
 
 
@@ -59,7 +64,7 @@ def _attend(
     full: Tensor,
     score_mod: Callable[..., Any] | None,
     mask_mod: Callable[..., Any] | None,
-    scale: float,
+    scale: float | Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The outputs of some queries, the logarithms of the sums of their exponentials, and their largest scores."""
     scores = (query @ key.mT) * scale
@@ -81,14 +86,15 @@ def _attend(
 def _check(query: Tensor, key: Tensor, value: Tensor, block_mask: Any, enable_gqa: bool) -> None:
     """Raise an error for shapes that do not fit."""
     for name, x in (("query", query), ("key", key), ("value", value)):
-        if x.dtype != query.dtype or x.device != query.device:
-            raise ArgumentError(
-                f"flex_attention: {name}: expected {query.dtype} on {query.device}, as query has, got {described(x)} on {x.device}"
-            )
         if x.is_nested or x.dim() != 4:
             raise ArgumentError(f"flex_attention: {name}: expected 4 dims (b, h, length, d), got {described(x)}")
         if not x.is_floating_point():
             raise ArgumentError(f"flex_attention: {name}: expected real floating point numbers, got {described(x)}")
+        if x.dtype.itemsize > query.dtype.itemsize or x.device != query.device:
+            raise ArgumentError(
+                f"flex_attention: {name}: expected a precision up to {query.dtype}, on {query.device}, as query has, got "
+                f"{described(x)} on {x.device}"
+            )
     (b, heads, length, d), (b_key, heads_key, keys, _) = query.shape, key.shape
     if key.shape[-1] != d:
         raise ArgumentError(f"flex_attention: key: expected (b, h, s, {d}), as query has, got {described(key)}")
@@ -103,12 +109,14 @@ def _check(query: Tensor, key: Tensor, value: Tensor, block_mask: Any, enable_gq
         return
     if not isinstance(block_mask, BlockMask):
         raise TypeError(f"flex_attention: block_mask: expected a BlockMask or None, got {described(block_mask)}")
-    if tuple(block_mask.seq_lengths) != (length, keys):
+    whole = min(block_mask.BLOCK_SIZE) >= _WHOLE
+    if tuple(block_mask.seq_lengths) != (length, keys) and not whole:
         raise ArgumentError(
             f"flex_attention: block_mask: expected one for {length} queries and {keys} keys, got one for "
             f"{block_mask.seq_lengths[0]} and {block_mask.seq_lengths[1]}"
         )
-    for what, size, given in zip(("of the batch", "of the heads"), (b, heads), block_mask.kv_indices.shape):
+    sizes = (1, 1, *block_mask.kv_indices.shape[:-2])[-2:]
+    for what, size, given in zip(("of the batch", "of the heads"), (b, heads), sizes):
         if given not in (size, 1):
             raise ArgumentError(f"flex_attention: block_mask: expected a size {what} of {size} or 1, got {given}")
 
@@ -120,7 +128,7 @@ def flex_attention(
     value: Tensor,
     score_mod: Callable[..., Any] | None = None,
     block_mask: Any = None,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     enable_gqa: bool = False,
     return_lse: bool = False,
     kernel_options: Any = None,
@@ -179,7 +187,7 @@ def _in_pieces(
     value: Tensor,
     score_mod: Callable[..., Any] | None,
     block_mask: Any,
-    scale: float | None,
+    scale: float | Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """All outputs, log-sum-exps and largest scores."""
     (batch, heads, length, d), keys = query.shape, key.shape[2]
@@ -207,7 +215,15 @@ def _in_pieces(
 
         # also the tensors made here are arguments: a transform may follow them
         given = (q, i, parts, table.listed, table.full)
-        return attend(*given) if len(pieces) == 1 else checkpoint(attend)(*given)
+        if len(pieces) == 1:
+            return attend(*given)
+        try:
+            return checkpoint(attend)(*given)
+        except HiddenTensorError as error:
+            raise HiddenTensorError(
+                "flex_attention: score_mod or mask_mod reads a tensor that requires grad, or that a transform follows, and that was "
+                "not found. Let the function read it as a closure variable, an attribute or by functools.partial"
+            ) from error
 
     out, lse, largest = (torch.cat(parts, 2) for parts in zip(*map(output, pieces)))
     return out, lse, largest

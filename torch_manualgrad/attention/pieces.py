@@ -23,10 +23,10 @@ class Piece(NamedTuple):
     blocks: tuple[int, ...]
 
 
-def _listed(count: Tensor, indices: Tensor) -> Tensor:
-    """Of lists of blocks of keys, one for each block of queries, a table: (b, h, blocks of queries, blocks of keys)."""
-    blocks = indices.shape[-1]
-    among = torch.arange(blocks, device=count.device) < count[..., None]
+def _listed(count: Tensor, indices: Tensor, blocks: int) -> Tensor:
+    """Of lists of blocks of keys, one for each block of queries, a table: (b, h, blocks of queries, ``blocks``)."""
+    count, indices = count[(None,) * (3 - count.dim())], indices[(None,) * (4 - indices.dim())]
+    among = torch.arange(indices.shape[-1], device=count.device) < count[..., None]
     table = torch.zeros(*indices.shape[:-1], blocks + 1, dtype=torch.bool, device=count.device)
     return table.scatter(-1, torch.where(among, indices, blocks).long(), True)[..., :-1]
 
@@ -49,10 +49,11 @@ class BlockTable:
         self.listed = self.full = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
         if mask is not None:
             self._rows, self.size = (min(block, n) for block, n in zip(mask.BLOCK_SIZE, (self._rows, self.size)))
-            self.listed = _listed(mask.kv_num_blocks, mask.kv_indices)
+            blocks = -(-keys // self.size)
+            self.listed = _listed(mask.kv_num_blocks, mask.kv_indices, blocks)
             self.full = torch.zeros_like(self.listed)
             if mask.full_kv_num_blocks is not None:
-                self.full = _listed(mask.full_kv_num_blocks, mask.full_kv_indices)
+                self.full = _listed(mask.full_kv_num_blocks, mask.full_kv_indices, blocks)
                 self.listed = self.listed | self.full
 
     def pieces(self) -> Iterator[Piece]:

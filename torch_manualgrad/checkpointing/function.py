@@ -181,8 +181,10 @@ class _Call(Recomputed):
                 held = [(t, key, reading.values[id(x)]) for t, key, x in self._held if id(x) in reading.values]
                 stack.enter_context(_put_back(held, self._modes))
                 return function(*args, **kwargs)
-            if self._compiled and self._known:
-                stack.enter_context(run_uncompiled())  # Dynamo cannot trace a mode that replaces tensors
+            if self._compiled and self._plain and not self._known:  # the graph shows what the function has read
+                return function(*args, **kwargs)
+            if self._compiled:
+                stack.enter_context(run_uncompiled())  # Dynamo cannot trace the mode
             stack.enter_context(reading)
             if reading.values:
                 stack.enter_context(substituting(reading.replaced))

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from .forward import is_in_forward_ad
 from .internals import (
     has_tangent,
+    is_compiled,
     is_escaped,
     is_functorch_wrapped,
     layers,
@@ -70,21 +71,48 @@ def is_differentiated(x: Tensor) -> bool:
     return is_escaped(x) or levels_of(x)[1]
 
 
-def as_of_now(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with the current values of its closure variables, such as a loop's."""
-    if not isinstance(function, types.FunctionType) or not function.__closure__:
-        return function
-    cells = []
-    for cell in function.__closure__:
-        try:
-            cells.append(types.CellType(cell.cell_contents))
-        except ValueError:  # not assigned yet
-            cells.append(cell)
-    made = types.FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells)
-    )
-    made.__kwdefaults__ = function.__kwdefaults__
-    return made
+def as_of_now(value: Any, made: dict[int, Any] | None = None) -> Any:
+    """A function with the current values of its closure variables, such as a loop's. Other values stay as they are.
+
+    So have the functions among these values, unless a compiler has made them, and what has a method of this name.
+
+    Args:
+        value: the function, or a partial call or tuple of functions.
+        made: what exists already, by the ids of the originals.
+    """
+    made = {} if made is None else made
+    if id(value) in made:
+        return made[id(value)]
+    if type(value) is functools.partial:
+        return functools.partial(as_of_now(value.func, made), *value.args, **value.keywords)
+    if type(value) is tuple and any(map(callable, value)):
+        return tuple(as_of_now(x, made) for x in value)
+    if hasattr(type(value), "as_of_now"):
+        return value.as_of_now(made)
+    if not isinstance(value, types.FunctionType) or not value.__closure__ or is_compiled(value):
+        return value
+    written = _written(value.__code__)  # what it counts, say, it counts for all
+    names = value.__code__.co_freevars
+    cells = [old if name in written else types.CellType() for name, old in zip(names, value.__closure__)]
+    copy = types.FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, tuple(cells))
+    copy.__kwdefaults__ = value.__kwdefaults__
+    copy.__dict__.update(value.__dict__)
+    made[id(value)] = copy
+    for old, new in zip(value.__closure__, cells):
+        if new is not old:
+            with contextlib.suppress(ValueError):  # not assigned yet
+                new.cell_contents = as_of_now(old.cell_contents, made)
+    return copy
+
+
+@functools.lru_cache(maxsize=4096)
+def _written(code: types.CodeType) -> frozenset[str]:
+    """The variables of enclosing functions that code writes."""
+    found = {str(one.argval) for one in dis.get_instructions(code) if one.opname in ("STORE_DEREF", "DELETE_DEREF")}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= _written(constant)
+    return frozenset(found)
 
 
 class _Substitutions(threading.local):
@@ -255,6 +283,7 @@ def _loads(code: types.CodeType) -> tuple[tuple[str, str, tuple[str, ...]], ...]
     return tuple(found)
 
 
+_OF_ANOTHER_LEVEL = "wrapper == nullptr"  # of an assertion in PyTorch, where levels that are not active have a tensor
 _data: Any = Tensor.data
 _CUTS = (Tensor.detach, _data.__get__)
 
@@ -281,6 +310,8 @@ class Watch(TorchFunctionMode):
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
         except Exception as error:
+            if foreign is None and _OF_ANOTHER_LEVEL in str(error):
+                foreign = f"a tensor that another transform follows, read by {getattr(func, '__name__', func)}"
             if foreign is None:
                 raise
             raise self.error(foreign) from error

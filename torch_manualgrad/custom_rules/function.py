@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import ArgumentError, described
-from ..core.captures import Watch, is_differentiated, substituted, suspects
+from ..core.captures import Watch, as_of_now, is_differentiated, substituted, suspects
 from ..core.forward import has_series, of_series
 from ..core.internals import (
     breaks_graphs,
@@ -160,6 +160,15 @@ class CustomFunction:
         functions[self.number] = self
         self.advice = advice(self.kind)
 
+    def as_of_now(self, made: dict[int, Any]) -> CustomFunction:
+        """For `core.captures.as_of_now`: the same with functions that later writes to closure variables do not change."""
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        made[id(self)] = copy
+        for name in {"fun", "fwd", "bwd", "jvp"} & self.__dict__.keys():
+            setattr(copy, name, as_of_now(self.__dict__[name], made))
+        return copy
+
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
@@ -261,7 +270,7 @@ class CustomFunction:
             known = {key: pair for key, pair in known.items() if is_differentiated(substituted(pair[0]))}
             with Watch(self.name, known, self.advice):
                 return self.fun(*values)
-        made = self._made(diff, values, known)
+        made = self.as_of_now({})._made(diff, values, known)
         made.differentiated = [i for i, x in enumerate(tensors) if is_differentiated(x)]
         found = call(made, tensors)
         made.forget()

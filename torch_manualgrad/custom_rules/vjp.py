@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ..arguments import ArgumentError, described
 from ..core.calls_in_graphs import marked
-from ..core.captures import as_of_now
 from ..core.schema import is_differentiable
 from ..programs.functions import Values, placed, pull_back, push_forward
 from ..programs.operator import filled
@@ -31,7 +30,6 @@ class VjpCall(Call):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         fwd, bwd = self.function.rules
-        self._fwd_again = self.function.in_autocast(as_of_now(fwd[0]))
         self._fwd, self._bwd = self.function.in_autocast(fwd[0]), self.function.in_autocast(bwd[0])
         self._what = bwd[1]
 
@@ -110,7 +108,7 @@ class VjpCall(Call):
 
         def read(*changed: Tensor) -> list[Tensor]:
             full = placed(tensors, places, changed)
-            out, residuals = self._pair(self.again(self._fwd_again, *self.at(full)))
+            out, residuals = self._pair(self.again(self._fwd, *self.at(full)))
             own = Kept(residuals, full, Tree(out).tensors).own
             return [own[i] for i in wanted]
 

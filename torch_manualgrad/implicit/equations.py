@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import ArgumentError
+from ..core.captures import as_of_now
 from ..core.copies import copied_with
 from ..core.forward import has_series, of_series
 from ..core.internals import breaks_graphs, pytree
@@ -189,4 +190,5 @@ def _outside_of_graphs(
 ) -> Any:
     if has_series((x, params)):
         return of_series(lambda x, *params: _outside_of_graphs(solve, users, others, x, params, options), (x, *params))
+    users, others = [(as_of_now(f), what) for f, what in users], map(as_of_now, others)  # derivatives call them later
     return solve([*watched(users, params), *others], lambda solver: solver, x, params, **options)

@@ -1,0 +1,207 @@
+"""Functions that derivatives call later read closure variables as they were at the call, such as a loop's."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import grad, hessian
+
+import torch_manualgrad as mg
+from torch_manualgrad.core.captures import as_of_now
+
+F64 = torch.float64
+ZERO, ONE = torch.zeros((), dtype=F64), torch.ones((), dtype=F64)
+FACTORS = (0.5, 1.0, 2.0)
+
+
+def of_fixed_point(a: Tensor, make: Callable[..., Tensor]) -> Tensor:
+    total = ZERO
+    for c in FACTORS:
+        total = total + make(lambda x, a: 0.3 * torch.cos(c * x) + a, ZERO, a)
+    return total
+
+
+def iterated(f, x, a):
+    for _ in range(80):
+        x = f(x, a)
+    return x
+
+
+def of_root(a, solve):
+    total = ZERO
+    for c in FACTORS:
+        total = total + solve(lambda x, a: x**3 - c * a, c, a)
+    return total
+
+
+def of_function(a, wrap):
+    """Functions of one argument that read the loop's variable, also through others."""
+    total = ZERO
+    for c in FACTORS:
+
+        def wave(a):
+            return (a * c).sin()
+
+        inner = functools.partial(lambda scale, a: wave(a) * scale + c * a**3, 2.0)
+        total = total + wrap(lambda a: inner(a) * c, lambda a, t: t * (2 * c * (c * a).cos() + 3 * c * a**2) * c)(a)  # noqa: B023
+    return total
+
+
+def with_jvp(f, jvp):
+    made = mg.custom_jvp(f)
+    made.defjvp(lambda primals, tangents: (made(*primals), jvp(*primals, *tangents)))
+    return made
+
+
+def with_jvps(f, jvp):
+    made = mg.custom_jvp(f)
+    made.defjvps(lambda t, out, a: jvp(a, t) + 0 * out)
+    return made
+
+
+def with_vjp(f, jvp):
+    made = mg.custom_vjp(f)
+    made.defvjp(lambda a: (f(a), (a, jvp(a, 1))), lambda kept, g: (kept[1] * g,))
+    return made
+
+
+def with_late_vjp(f, jvp):
+    made = mg.custom_vjp(f)
+    made.defvjp(lambda a: (made(a), a), lambda a, g: (jvp(a, g),))
+    return made
+
+
+def minimized(a, solve):
+    total = ZERO
+    for c in FACTORS:
+        # the minimum of (x - c a)^2 + c x^2 is at c a / (1 + c)
+        total = total + solve(lambda x, a: (x - c * a) ** 2 + c * x**2, lambda f, x, a: c * a / (1 + c), a)
+    return total
+
+
+def projected(a, solve):
+    total = ZERO
+    for c in FACTORS:
+        f, h = lambda x, a: (x - a) ** 2 + 0 * c, lambda x, a: x - torch.sin(c * a)
+        total = total + solve(f, lambda f, x, a: torch.sin(c * a), h, a)
+    return total
+
+
+def linear(a, solve):
+    total = ZERO
+    for c in FACTORS:
+        total = total + solve(lambda x, a: (a + c) * x, c, a)
+    return total
+
+
+def decays(a, solve):
+    total = ZERO
+    for c in FACTORS:
+        total = total + solve(lambda t, y, a: -c * a * y, c, a)
+    return total
+
+
+implicit = mg.implicit
+CASES = {
+    "fixed_point": (
+        lambda a: of_fixed_point(a, lambda f, x, a: implicit.fixed_point(f)(x, a)),
+        lambda a: of_fixed_point(a, iterated),
+    ),
+    "root": (
+        lambda a: of_root(a, lambda f, c, a: implicit.root(f, lambda f, x, a: (c * a) ** (1 / 3))(ONE, a)),
+        lambda a: of_root(a, lambda f, c, a: (c * a) ** (1 / 3)),
+    ),
+    "minimize": (
+        lambda a: minimized(a, lambda f, solver, a: implicit.minimize(f, solver)(ONE, a)),
+        lambda a: minimized(a, lambda f, solver, a: solver(f, ONE, a)),
+    ),
+    "minimize with a constraint": (
+        lambda a: projected(a, lambda f, solver, h, a: implicit.minimize(f, solver, h)(ONE, a)),
+        lambda a: projected(a, lambda f, solver, h, a: solver(f, ONE, a)),
+    ),
+    "linear_solve": (
+        lambda a: linear(a, lambda matvec, c, a: implicit.linear_solve(matvec, ONE, a)),
+        lambda a: linear(a, lambda matvec, c, a: 1 / (a + c)),
+    ),
+    "odeint": (
+        lambda a: decays(a, lambda f, c, a: implicit.odeint(f, ONE, torch.stack([ZERO, ONE]), a, rtol=1e-11)[-1]),
+        lambda a: decays(a, lambda f, c, a: torch.exp(-c * a)),
+    ),
+    "checkpoint": (lambda a: of_function(a, lambda f, jvp: mg.checkpoint(f)), lambda a: of_function(a, lambda f, _: f)),
+    "custom_jvp": (lambda a: of_function(a, with_jvp), lambda a: of_function(a, lambda f, _: f)),
+    "custom_jvp, by defjvps": (lambda a: of_function(a, with_jvps), lambda a: of_function(a, lambda f, _: f)),
+    "custom_vjp": (lambda a: of_function(a, with_vjp), lambda a: of_function(a, lambda f, _: f)),
+    "custom_vjp that computes later": (
+        lambda a: of_function(a, with_late_vjp),
+        lambda a: of_function(a, lambda f, _: f),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_loop_whose_backward_is_later(name):
+    ours, expected = CASES[name]
+    a = torch.tensor(0.7, dtype=F64)
+    x = a.clone().requires_grad_()
+    close = functools.partial(torch.testing.assert_close, rtol=1e-7, atol=1e-9)
+    close(torch.autograd.grad(ours(x), x)[0], grad(expected)(a))
+    close(grad(ours)(a), grad(expected)(a))
+    close(hessian(ours)(a), hessian(expected)(a))
+
+
+def test_a_variable_that_changes_after_the_call():
+    c, a = 2.0, torch.tensor(0.7, dtype=F64, requires_grad=True)
+    wave = mg.checkpoint(lambda a: (a * c).sin())
+    y = wave(a)
+    c = 5.0
+    torch.testing.assert_close(torch.autograd.grad(y, a)[0], 2 * (2 * a).cos())
+    torch.testing.assert_close(torch.autograd.grad(wave(a), a)[0], 5 * (5 * a).cos())
+
+
+def test_what_a_rule_counts_is_counted():
+    calls = {"jvp": 0}
+    rules = 0
+
+    @mg.custom_vjp
+    def wave(a):
+        return a.sin()
+
+    def bwd(a, g):
+        nonlocal rules
+        rules += 1
+        calls["jvp"] += 1
+        return (g * a.cos(),)
+
+    wave.defvjp(lambda a: (a.sin(), a), bwd)
+    a = torch.tensor(0.7, dtype=F64, requires_grad=True)
+    wave(a).backward()
+    wave(a).backward()
+    assert rules == calls["jvp"] == 2
+
+
+def test_copies_of_functions():
+    """Recursive ones, those that have no value yet, and attributes."""
+
+    def outer(n):
+        def countdown(k):
+            return [] if k < n else [k, *countdown(k - 1)]
+
+        later = lambda: undefined  # noqa: E731, F821
+        countdown.label = "down"
+        copy, unset = as_of_now(countdown), as_of_now(later)
+        before = countdown(4)
+        n = 3
+        assert copy(4) == before != countdown(4) and copy.label == "down"
+        with pytest.raises(NameError):
+            unset()
+        undefined = 1
+        return undefined
+
+    outer(1)
+    assert as_of_now(3) == 3 and as_of_now(torch.sin) is torch.sin
+    compiled = torch.compile(lambda x: x + ONE)
+    assert as_of_now(compiled) is compiled
