@@ -153,6 +153,47 @@ def test_a_loop_whose_backward_is_later(name):
     close(hessian(ours)(a), hessian(expected)(a))
 
 
+LOOP = """
+def wave(a):
+    return (a * c).sin()
+
+total = ZERO
+for c in (0.5, 1.0, 2.0):
+    total = total + {}
+"""
+CALLS = {
+    "checkpoint": "mg.checkpoint(lambda a: wave(a) * c)(a)",
+    "checkpoint of a partial call": "mg.checkpoint(functools.partial(lambda f, a: f(a) * c, wave))(a)",
+    "checkpoint of a checkpoint": "mg.checkpoint(mg.checkpoint(lambda a: wave(a) * c))(a)",
+    "a default": "mg.checkpoint(lambda a, f=lambda a: wave(a) * c: f(a))(a)",
+    "custom_jvp": "with_jvp(lambda a: wave(a) * c, lambda a, t: t * c**2 * (c * a).cos())(a)",
+    "custom_vjp": "with_late_vjp(lambda a: wave(a) * c, lambda a, t: t * c**2 * (c * a).cos())(a)",
+    "fixed_point": "implicit.fixed_point(lambda x, a: 0.3 * torch.cos(c * x) + wave(a))(ZERO, a)",
+    "a checkpoint of fixed_point": "mg.checkpoint(lambda a: implicit.fixed_point(lambda x, a: 0.3 * torch.cos(c * x) + wave(a))(ZERO, a))(a)",
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_loop_of_a_script(name):
+    """Its variable is a global, which other global functions read too."""
+
+    def total(call):
+        def of(a):
+            names = {**globals(), "a": a}
+            exec(LOOP.format(call), names)
+            return names["total"]
+
+        return of
+
+    plain = "iterated(lambda x, a: 0.3 * torch.cos(c * x) + wave(a), ZERO, a)" if "fixed" in name else "wave(a) * c"
+    a = torch.tensor(0.7, dtype=F64)
+    x = a.clone().requires_grad_()
+    close = functools.partial(torch.testing.assert_close, rtol=1e-7, atol=1e-9)
+    expected = grad(total(plain))(a)
+    close(torch.autograd.grad(total(CALLS[name])(x), x)[0], expected)
+    close(grad(total(CALLS[name]))(a), expected)
+
+
 def test_a_variable_that_changes_after_the_call():
     c, a = 2.0, torch.tensor(0.7, dtype=F64, requires_grad=True)
     wave = mg.checkpoint(lambda a: (a * c).sin())
@@ -181,6 +222,46 @@ def test_what_a_rule_counts_is_counted():
     wave(a).backward()
     wave(a).backward()
     assert rules == calls["jvp"] == 2
+
+
+steps = 0
+
+
+def counting(a):
+    global steps
+    steps += 1
+    return a.sin() * steps
+
+
+def test_globals_that_a_function_writes():
+    before = steps
+    copy = as_of_now(counting)
+    assert copy(ONE) == ONE.sin() * (before + 1) and steps == before + 1
+    reads_all = lambda: globals()["steps"]  # noqa: E731
+    assert as_of_now(reads_all)() == steps
+
+
+class Scaled:
+    scale = None
+
+    def __init__(self, f):
+        self.f = f
+
+    def method(self, a):
+        return self.f(a) * self.scale
+
+
+def test_attributes_of_classes_are_found():
+    """Tensors that an object has by its class are differentiated, as its own are."""
+    weight = torch.tensor(2.0, dtype=F64, requires_grad=True)
+    Scaled.scale = weight
+    try:
+        a = torch.tensor(0.7, dtype=F64, requires_grad=True)
+        for f in (Scaled(torch.sin).method, lambda a: a.sin() * Scaled.scale):
+            found = torch.autograd.grad(mg.checkpoint(f)(a), [a, weight])
+            torch.testing.assert_close(found, (2 * a.cos(), a.sin()))
+    finally:
+        Scaled.scale = None
 
 
 def test_copies_of_functions():

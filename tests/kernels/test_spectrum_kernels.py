@@ -204,6 +204,26 @@ def test_rules_look_at_each_matrix_by_itself(device):
         assert found[1] and not apart[1]
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_size_of_the_gradient_decides_about_equal_values(dtype, device):
+    """The quotient of two values that are equal up to rounding is kept if it is not larger than the gradient elsewhere."""
+    eps = torch.finfo(dtype).eps
+    for n, factor in itertools.product((5, 20, 40), (0.5, 40)):
+        U, S, Vh = decomposition(2, m=n, n=n, dtype=dtype, device=device)
+        S[0, 1] = S[0, 0] * (1 - 3 * n * eps)  # more than rounding errors of the products
+        X = random(2, n, n, dtype=dtype, seed=3, device=device)
+        X = (X - X.mH) * (1 - torch.eye(n, dtype=S.dtype, device=device))
+        size = (X / (S[..., None, :] - S[..., None] + torch.eye(n, dtype=S.dtype, device=device)))[0].abs()
+        size[:2, :2] = 0
+        X[0, 0, 1] = factor * size.max() * (S[0, 0] - S[0, 1])
+        X[0, 1, 0] = -X[0, 0, 1].conj()
+        given = (None, U @ X, S, U, None, 0.0, 0.0)
+        found, expected = kernel("linalg_eigh_backward")(*given), operator("linalg_eigh_backward").reference(*given)
+        assert found[1].item() == expected[1].item() == (factor > 4), (n, factor)
+        # the quotient has the rounding errors of the products, divided by a distance of 3 n eps
+        torch.testing.assert_close(found[0], expected[0], rtol=0, atol=0.1 * expected[0].abs().max().item())
+
+
 def test_unsorted_values_meet_the_same_rules(device):
     U, S, Vh, gU, gS, gVh, dA = arguments(m=40, n=40, dtype=torch.float64, device=device, spectrum="mixed")
     order = torch.randperm(40, generator=torch.Generator().manual_seed(0))

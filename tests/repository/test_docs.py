@@ -25,6 +25,7 @@ LANGUAGES = {"python", "toml", "yaml", "text", ""}
 MOST_ROWS = {
     "against_jax.md": 100,
     "composition.md": 90,
+    "cuda.md": 70,
     "issues.md": 200,
     "nested_operators.md": 120,
     "suites.md": 80,

@@ -73,7 +73,8 @@ class BlockTable:
             blocks = everything
             if wanted is not None:
                 rows = wanted[first // self._rows : (max(last, first + 1) - 1) // self._rows + 1]
-                blocks = tuple(k for k in everything if any(row[k] for row in rows))
+                # one at least, so that all tensors have a gradient
+                blocks = tuple(k for k in everything if any(row[k] for row in rows)) or everything[:1]
             yield Piece(first, last, blocks)
 
     def spread(self, table: Tensor, piece: Piece, keys: int) -> Tensor:

@@ -72,47 +72,102 @@ def is_differentiated(x: Tensor) -> bool:
 
 
 def as_of_now(value: Any, made: dict[int, Any] | None = None) -> Any:
-    """A function with the current values of its closure variables, such as a loop's. Other values stay as they are.
+    """A function that reads closure variables and globals with their current values, such as a loop's variable.
 
-    So have the functions among these values, unless a compiler has made them, and what has a method of this name.
+    So do the functions among these values, in partial calls, methods, defaults and tuples, and what has a method of this
+    name. Other values stay as they are: functions of other modules that are globals, functions that a compiler has made,
+    attributes of objects, and variables that the function itself writes.
 
     Args:
-        value: the function, or a partial call or tuple of functions.
+        value: the function, or something else that is called.
         made: what exists already, by the ids of the originals.
     """
     made = {} if made is None else made
     if id(value) in made:
-        return made[id(value)]
-    if type(value) is functools.partial:
-        return functools.partial(as_of_now(value.func, made), *value.args, **value.keywords)
-    if type(value) is tuple and any(map(callable, value)):
-        return tuple(as_of_now(x, made) for x in value)
-    if hasattr(type(value), "as_of_now"):
-        return value.as_of_now(made)
-    if not isinstance(value, types.FunctionType) or not value.__closure__ or is_compiled(value):
-        return value
-    written = _written(value.__code__)  # what it counts, say, it counts for all
-    names = value.__code__.co_freevars
-    cells = [old if name in written else types.CellType() for name, old in zip(names, value.__closure__)]
-    copy = types.FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, tuple(cells))
-    copy.__kwdefaults__ = value.__kwdefaults__
-    copy.__dict__.update(value.__dict__)
-    made[id(value)] = copy
-    for old, new in zip(value.__closure__, cells):
+        return made[id(value)][1]
+    kind = type(value)
+    if kind is types.FunctionType:
+        return value if is_compiled(value) else _function_as_of_now(value, made)
+    if kind is functools.partial:
+        keywords = {name: as_of_now(x, made) for name, x in value.keywords.items()}
+        return functools.partial(as_of_now(value.func, made), *as_of_now(value.args, made), **keywords)
+    if kind is types.MethodType:
+        return types.MethodType(as_of_now(value.__func__, made), as_of_now(value.__self__, made))
+    if kind is tuple:
+        copy = tuple([as_of_now(x, made) for x in value])
+        return copy if any(x is not y for x, y in zip(copy, value)) else value
+    return value.as_of_now(made) if hasattr(kind, "as_of_now") else value
+
+
+def _function_as_of_now(function: types.FunctionType, made: dict[int, Any]) -> types.FunctionType:
+    code, given = function.__code__, function.__globals__
+    written = _written(code)
+    cells = function.__closure__ or ()
+    own = [name not in written for name in code.co_freevars]
+    is_ours = (function.__module__ or "").split(".")[0] in ("torch", "torch_manualgrad")
+    read = {} if is_ours else {name: given[name] for name in _globals_of(code) if name in given}
+    if all(isinstance(x, _FIXED) for x in read.values()):
+        read = given
+    defaults = as_of_now(function.__defaults__, made)
+    if not any(own) and read is given and defaults is function.__defaults__ and not function.__kwdefaults__:
+        return function
+    closure = tuple([types.CellType() if new else cell for new, cell in zip(own, cells)])
+    copy = types.FunctionType(code, read, function.__name__, defaults, closure)
+    copy.__dict__.update(function.__dict__)
+    copy.__module__ = function.__module__
+    made[id(function)] = function, copy  # the original keeps its id
+    if function.__kwdefaults__:
+        copy.__kwdefaults__ = {name: as_of_now(x, made) for name, x in function.__kwdefaults__.items()}
+    for old, new in zip(cells, closure):
         if new is not old:
             with contextlib.suppress(ValueError):  # not assigned yet
-                new.cell_contents = as_of_now(old.cell_contents, made)
+                held = old.cell_contents
+                new.cell_contents = (
+                    [as_of_now(x, made) for x in held] if is_ours and type(held) is list else as_of_now(held, made)
+                )
+    if read is not given:
+        for name, x in read.items():
+            if not isinstance(x, types.FunctionType) or x.__globals__ is given:
+                read[name] = as_of_now(x, made)
+        given.setdefault("__warningregistry__", {})
+        read |= {name: given[name] for name in _OF_MODULES if name in given}
     return copy
+
+
+_FIXED = (types.ModuleType, type, types.BuiltinFunctionType)  # globals that no program assigns in a loop
+_OF_MODULES = ("__builtins__", "__name__", "__package__", "__spec__", "__loader__", "__file__", "__warningregistry__")
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The code, and that of the functions in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+@functools.lru_cache(maxsize=4096)
+def _globals_of(code: types.CodeType) -> tuple[str, ...]:
+    """The globals that code reads; none if it writes some, or may read any."""
+    names: dict[str, None] = {}
+    for one in _codes(code):
+        for instruction in dis.get_instructions(one):
+            if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+                return ()
+            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                names[str(instruction.argval)] = None
+    return () if names.keys() & {"globals", "eval", "exec"} else tuple(names)
 
 
 @functools.lru_cache(maxsize=4096)
 def _written(code: types.CodeType) -> frozenset[str]:
     """The variables of enclosing functions that code writes."""
-    found = {str(one.argval) for one in dis.get_instructions(code) if one.opname in ("STORE_DEREF", "DELETE_DEREF")}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            found |= _written(constant)
-    return frozenset(found)
+    return frozenset(
+        str(instruction.argval)
+        for one in _codes(code)
+        for instruction in dis.get_instructions(one)
+        if instruction.opname in ("STORE_DEREF", "DELETE_DEREF") and instruction.argval in one.co_freevars
+    )
 
 
 class _Substitutions(threading.local):
@@ -197,9 +252,17 @@ def reachable(
     elif hasattr(value, "__dict__") and not isinstance(value, type):
         for key, item in list(vars(value).items()):
             yield from reachable(item, f"{name}.{key}", seen, depth + 1)
+        yield from _of_classes(value, name)
         call = inspect.getattr_static(type(value), "__call__", None)
         if isinstance(call, types.FunctionType) and not isinstance(value, torch.nn.Module):
             yield from reachable(call, name, seen, depth + 1)
+
+
+def _of_classes(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that are attributes of an object's classes."""
+    for kind in type(value).__mro__:
+        if kind.__module__.split(".")[0] not in ("builtins", "torch", "torch_manualgrad"):
+            yield from ((f"{name}.{key}", x) for key, x in list(vars(kind).items()) if isinstance(x, Tensor))
 
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, torch.dtype, torch.device)
@@ -248,16 +311,25 @@ def _at_chain(
             value = vars(value)[attribute]
         elif isinstance(value, torch.nn.Module):
             held = [vars(value), value._parameters, value._buffers, value._modules]
-            found = next((h[attribute] for h in held if attribute in h), None)
+            found = next((h[attribute] for h in held if attribute in h), _of_class(type(value), attribute))
             if found is None:  # a method, which may read any attribute of its module
                 break
             value = found
         elif attribute in getattr(value, "__dict__", {}):
             value = vars(value)[attribute]
         else:
-            break
+            found = _of_class(value if isinstance(value, type) else type(value), attribute)
+            if found is None:
+                break
+            value = found
         name = f"{name}.{attribute}"
     yield from reachable(value, name, seen, depth + 1)
+
+
+def _of_class(kind: type, attribute: str) -> Any:
+    """An attribute of a class that is a tensor or contains tensors; None for others."""
+    found = inspect.getattr_static(kind, attribute, None)
+    return found if isinstance(found, (Tensor, Mapping, list, tuple)) else None
 
 
 @functools.lru_cache(maxsize=4096)

@@ -164,7 +164,7 @@ class CustomFunction:
         """For `core.captures.as_of_now`: the same with functions that later writes to closure variables do not change."""
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__)
-        made[id(self)] = copy
+        made[id(self)] = self, copy
         for name in {"fun", "fwd", "bwd", "jvp"} & self.__dict__.keys():
             setattr(copy, name, as_of_now(self.__dict__[name], made))
         return copy

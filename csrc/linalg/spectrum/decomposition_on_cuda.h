@@ -169,6 +169,10 @@ constexpr const char* kDecompositions = "manualgrad: decompositions: ";
 
 int64_t blocks(int64_t count) { return std::min<int64_t>(std::max<int64_t>(count, 1), 1 << 20); }
 
+// Blocks of a thread for each of so many.
+int64_t in_threads(int64_t count) { return blocks((count + kSpectrumThreads - 1) / kSpectrumThreads); }
+constexpr int64_t kMostParts = 256;  // blocks for the size of a matrix
+
 bool* flag(Tensor& gauge_dependent) { return static_cast<bool*>(gauge_dependent.mutable_data_ptr()); }
 
 struct CudaDecompositions : Cuda {
@@ -183,7 +187,11 @@ struct CudaDecompositions : Cuda {
               ScalarType::Byte)),
           squares(static_cast<double*>(memory.mutable_data_ptr())),
           judgements(reinterpret_cast<Judgement<RealOf<S>>*>(squares + all.count * 2 * all.k)) {
-      stream.launch(judge_kernel<D, S>, blocks(all.count), kSpectrumThreads, 0, all, squares, judgements);
+      stream.launch(limits_kernel<S>, blocks(all.count), kSpectrumThreads, 0, all, squares, judgements);
+      stream.launch(squares_kernel<S>, in_threads(all.count * 2 * all.k), kSpectrumThreads, 0, all, squares,
+                    judgements);
+      const int64_t parts = std::min<int64_t>(in_threads(all.k * all.k), kMostParts);
+      stream.launch(size_kernel<D, S>, blocks(all.count * parts), kSpectrumThreads, 0, all, squares, judgements, parts);
     }
     Tensor memory;
     double* squares;
@@ -198,9 +206,8 @@ struct CudaDecompositions : Cuda {
       const Stream stream(kDecompositions, at.u);
       const Spectra<S> all = tensors.view<S>(at);
       const Judged<D, S> judged(all, at.u, stream);
-      stream.launch(quotients_kernel<D, S>,
-                    blocks((all.count * all.k * all.k + kSpectrumThreads - 1) / kSpectrumThreads), kSpectrumThreads, 0,
-                    all, judged.squares, judged.judgements, static_cast<S*>(out.mutable_data_ptr()),
+      stream.launch(quotients_kernel<D, S>, in_threads(all.count * all.k * all.k), kSpectrumThreads, 0, all,
+                    judged.squares, judged.judgements, static_cast<S*>(out.mutable_data_ptr()),
                     out2 == nullptr ? nullptr : static_cast<S*>(out2->mutable_data_ptr()), flag(gauge_dependent));
     });
   }
@@ -214,10 +221,9 @@ struct CudaDecompositions : Cuda {
       const Spectra<S> all = tensors.view<S>(at);
       const Judged<D, S> judged(all, at.u, stream);
       const Tensor kept = torch::stable::contiguous(projected);
-      stream.launch(complement_kernel<S>, blocks((out.numel() + kSpectrumThreads - 1) / kSpectrumThreads),
-                    kSpectrumThreads, 0, all, judged.squares, judged.judgements,
-                    static_cast<const S*>(kept.const_data_ptr()), by_columns, static_cast<S*>(out.mutable_data_ptr()),
-                    flag(gauge_dependent));
+      stream.launch(complement_kernel<S>, in_threads(out.numel()), kSpectrumThreads, 0, all, judged.squares,
+                    judged.judgements, static_cast<const S*>(kept.const_data_ptr()), by_columns,
+                    static_cast<S*>(out.mutable_data_ptr()), flag(gauge_dependent));
     });
   }
 

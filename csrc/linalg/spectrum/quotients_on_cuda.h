@@ -1,6 +1,6 @@
-// The quotients in the derivatives of decompositions on CUDA. A block collects the data that the rules of
-// math/degeneracy.h need for a matrix; a thread computes the quotients of a pair. Deterministic: every sum is computed
-// by one thread in a fixed order.
+// The quotients in the derivatives of decompositions on CUDA: the data of a matrix that the rules of
+// math/degeneracy.h need, and then the quotients of a pair by one thread. Deterministic: every sum is computed by one
+// thread in a fixed order, and a maximum does not depend on the order.
 #pragma once
 
 #include "../../base/cuda.h"
@@ -91,43 +91,54 @@ __device__ T largest_of_block(T value, T* shared) {
   return shared[0];
 }
 
-// Called by a whole block. x and y, from which the size is found, must be computed already.
-template <class D, class S>
-__device__ void judge(const Matrix<S>& at, const SpectrumOptions& options, RealOf<S>* shared) {
-  using T = RealOf<S>;
-  const int64_t k = at.k;
+// Called by a whole block: the limits, and whether values are near.
+template <class T>
+__device__ Judgement<T> limits_and_near(const T* s, int64_t step, int64_t k, const SpectrumOptions& options,
+                                        T* shared) {
   T largest = 0;
-  for (int64_t i = threadIdx.x; i < k; i += blockDim.x) largest = larger(largest, absolute(at.value(i)));
+  for (int64_t i = threadIdx.x; i < k; i += blockDim.x) largest = larger(largest, absolute(s[i * step]));
   const Limits<T> limits = limits_of(largest_of_block(largest, shared), options);
   bool near = false, ascending = true, descending = true;
   for (int64_t i = threadIdx.x; i < k; i += blockDim.x) {
-    const T s = at.value(i), next = at.value(i + 1 < k ? i + 1 : i);
-    near |= absolute(s) <= limits.window || (i + 1 < k && absolute(next - s) <= limits.window);
-    ascending &= s <= next;
-    descending &= s >= next;
+    const T value = s[i * step], next = s[(i + 1 < k ? i + 1 : i) * step];
+    near |= absolute(value) <= limits.window || (i + 1 < k && absolute(next - value) <= limits.window);
+    ascending &= value <= next;
+    descending &= value >= next;
   }
   const bool sorted = __syncthreads_and(ascending) || __syncthreads_and(descending);
-  near = (__syncthreads_or(near) || !sorted) && !limits.broad;
-  if (near || NumberTraits<S>::kComplex) {
-    for (int64_t i = threadIdx.x; i < 2 * k; i += blockDim.x) {
-      const bool first = i < k;
-      at.squares[i] = first ? square_norm(at.columns, at.columns_length, i, true)
-                            : square_norm(at.rows, at.rows_length, i - k, false);
-    }
+  return {limits, T(0), (__syncthreads_or(near) || !sorted) && !limits.broad};
+}
+
+// Of the columns, and after them of the rows.
+template <class S>
+__device__ double square_norm(const Matrix<S>& at, int64_t i) {
+  return i < at.k ? square_norm(at.columns, at.columns_length, i, true)
+                  : square_norm(at.rows, at.rows_length, i - at.k, false);
+}
+
+// The part of an entry in the size of a matrix with near values. x and y must be computed already.
+template <class D, class S>
+__device__ RealOf<S> size_at(const Matrix<S>& at, int64_t e, const Limits<RealOf<S>>& limits) {
+  const int64_t i = e / at.k, j = e - i * at.k;
+  if (j < i) return modulus_of(plain<D>(at.entries(i, j), at.value(i), at.value(j), limits).difference);
+  return j == i && at.g != nullptr ? absolute(at.g[i * at.g_step]) : RealOf<S>(0);
+}
+
+// The data of the rules, by one block.
+template <class D, class S>
+__device__ void judge(const Matrix<S>& at, const SpectrumOptions& options, RealOf<S>* shared) {
+  using T = RealOf<S>;
+  Judgement<T> found = limits_and_near(at.s, at.s_step, at.k, options, shared);
+  if (found.near || NumberTraits<S>::kComplex) {
+    for (int64_t i = threadIdx.x; i < 2 * at.k; i += blockDim.x) at.squares[i] = square_norm(at, i);
   }
-  T size = 0;
-  if (near) {  // the same in all threads
-    for (int64_t e = threadIdx.x; e < k * k; e += blockDim.x) {
-      const int64_t i = e / k, j = e - i * k;
-      if (j < i) {
-        size = larger(size, modulus_of(plain<D>(at.entries(i, j), at.value(i), at.value(j), limits).difference));
-      } else if (j == i && at.g != nullptr) {
-        size = larger(size, absolute(at.g[i * at.g_step]));
-      }
+  if (found.near) {  // the same in all threads
+    for (int64_t e = threadIdx.x; e < at.k * at.k; e += blockDim.x) {
+      found.size = larger(found.size, size_at<D>(at, e, found.limits));
     }
-    size = largest_of_block(size, shared);
+    found.size = largest_of_block(found.size, shared);
   }
-  if (threadIdx.x == 0) *at.judgement = {limits, size, near};
+  if (threadIdx.x == 0) *at.judgement = found;
   __syncthreads();
 }
 
@@ -185,12 +196,56 @@ __device__ S complement(const Matrix<S>& at, const S& projected, int64_t i, int6
 
 // --- large matrices -------------------------------------------------------------------------------------------------
 
-template <class D, class S>
+// The data of the rules takes three kernels: the limits by one block for each matrix, then norms and sizes by many.
+template <class S>
 __global__ void __launch_bounds__(kSpectrumThreads)
-    judge_kernel(Spectra<S> all, double* squares, Judgement<RealOf<S>>* judgements) {
+    limits_kernel(Spectra<S> all, double* squares, Judgement<RealOf<S>>* judgements) {
   __shared__ RealOf<S> shared[kSpectrumThreads];
   for (int64_t b = blockIdx.x; b < all.count; b += gridDim.x) {
-    judge<D>(matrix(all, b, squares, judgements), all.options, shared);
+    const Matrix<S> at = matrix(all, b, squares, judgements);
+    const Judgement<RealOf<S>> found = limits_and_near(at.s, at.s_step, at.k, all.options, shared);
+    if (threadIdx.x == 0) *at.judgement = found;
+  }
+}
+
+template <class S>
+__global__ void __launch_bounds__(kSpectrumThreads)
+    squares_kernel(Spectra<S> all, double* squares, Judgement<RealOf<S>>* judgements) {
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t e = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; e < all.count * 2 * all.k; e += step) {
+    const Matrix<S> at = matrix(all, e / (2 * all.k), squares, judgements);
+    const int64_t i = e % (2 * all.k);
+    if (at.judgement->near || NumberTraits<S>::kComplex) at.squares[i] = square_norm(at, i);
+  }
+}
+
+// *at becomes the larger of the two, which are not negative: as integers, their bits have the order of the numbers, and
+// nan is the largest.
+template <class T>
+__device__ void raise_to(T* at, T value) {
+  using Bits = std::conditional_t<sizeof(T) == 4, unsigned, unsigned long long>;
+  value = absolute(value);  // also the sign of nan
+  Bits bits;
+  memcpy(&bits, &value, sizeof(T));
+  atomicMax(reinterpret_cast<Bits*>(at), bits);
+}
+
+// `parts` blocks for each matrix.
+template <class D, class S>
+__global__ void __launch_bounds__(kSpectrumThreads)
+    size_kernel(Spectra<S> all, double* squares, Judgement<RealOf<S>>* judgements, int64_t parts) {
+  using T = RealOf<S>;
+  __shared__ T shared[kSpectrumThreads];
+  for (int64_t block = blockIdx.x; block < all.count * parts; block += gridDim.x) {
+    const Matrix<S> at = matrix(all, block / parts, squares, judgements);
+    if (!at.judgement->near) continue;  // the same in all threads
+    const Limits<T> limits = at.judgement->limits;
+    T size = 0;
+    for (int64_t e = block % parts * blockDim.x + threadIdx.x; e < all.k * all.k; e += parts * blockDim.x) {
+      size = larger(size, size_at<D>(at, e, limits));
+    }
+    size = largest_of_block(size, shared);
+    if (threadIdx.x == 0) raise_to(&at.judgement->size, size);
   }
 }
 
