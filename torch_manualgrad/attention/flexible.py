@@ -215,7 +215,7 @@ def _in_pieces(
 
         # also the tensors made here are arguments: a transform may follow them
         given = (q, i, parts, table.listed, table.full)
-        if len(pieces) == 1:
+        if torch.compiler.is_dynamo_compiling():
             return attend(*given)
         try:
             return checkpoint(attend)(*given)
