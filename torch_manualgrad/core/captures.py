@@ -6,6 +6,7 @@ import contextlib
 import dis
 import functools
 import inspect
+import sys
 import threading
 import types
 import weakref
@@ -72,7 +73,7 @@ def is_differentiated(x: Tensor) -> bool:
 
 
 def as_of_now(value: Any, made: dict[int, Any] | None = None) -> Any:
-    """A function that reads closure variables and globals with their current values, such as a loop's variable.
+    """A function that reads closure variables, and globals of a script, with their current values, such as a loop's variable.
 
     So do the functions among these values, in partial calls, methods, defaults and tuples, and what has a method of this
     name. Other values stay as they are: functions of other modules that are globals, functions that a compiler has made,
@@ -105,7 +106,10 @@ def _function_as_of_now(function: types.FunctionType, made: dict[int, Any]) -> t
     cells = function.__closure__ or ()
     own = [name not in written for name in code.co_freevars]
     is_ours = (function.__module__ or "").split(".")[0] in ("torch", "torch_manualgrad")
-    read = {} if is_ours else {name: given[name] for name in _globals_of(code) if name in given}
+    name = given.get("__name__", "")
+    module = sys.modules.get(name)
+    is_imported = name != "__main__" and module is not None and vars(module) is given  # and so has no loops
+    read = {} if is_imported else {name: given[name] for name in _globals_of(code) if name in given}
     if all(isinstance(x, _FIXED) for x in read.values()):
         read = given
     defaults = as_of_now(function.__defaults__, made)
