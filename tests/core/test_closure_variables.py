@@ -264,6 +264,30 @@ def test_attributes_of_classes_are_found():
         Scaled.scale = None
 
 
+def test_a_rule_reads_what_the_functions_that_it_calls_write():
+    names = {"mg": mg, "tally": 0, "__name__": "__main__"}
+    exec(
+        "def count():\n    global tally\n    tally += 1\n"
+        "def scaled(a):\n    count()\n    return a * tally\n"
+        "f = mg.custom_jvp(scaled)\n"
+        "f.defjvp(lambda p, t: (scaled(*p), t[0] * 1.0))\n"
+        "g = mg.custom_vjp(scaled)\n"
+        "g.defvjp(lambda a: (scaled(a), None), lambda _, d: (d,))\n",
+        names,
+    )
+    a = torch.tensor(0.7, dtype=F64, requires_grad=True)
+    assert names["f"](a) == 0.7 and names["tally"] == 1
+    assert names["g"](a) == 1.4 and names["tally"] == 2
+
+
+def test_a_function_among_its_own_defaults():
+    def f(a, g=None):
+        return a if g is None else g(a, None) + 1
+
+    f.__defaults__ = (f,)
+    assert as_of_now(f)(ONE) == 2
+
+
 def test_copies_of_functions():
     """Recursive ones, those that have no value yet, and attributes."""
 

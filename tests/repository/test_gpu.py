@@ -63,7 +63,7 @@ def test_all_steps_take_less_than_ten_minutes_and_run_files_that_exist():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_the_rehearsal(tmp_path):
-    """What can run without a GPU passes, on the simulated device or the CPU."""
+    """The steps that have a rehearsal pass it; the others need a GPU."""
     assert gpu.run_all(gpu.STEPS, has_gpu=False, rehearse=True, out=tmp_path) == 2
     results = json.loads((tmp_path / "results.json").read_text())
     passed = {name for name, result in results.items() if result["outcome"] == gpu.PASSED}

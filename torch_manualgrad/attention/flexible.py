@@ -29,9 +29,9 @@ _WHOLE = 1 << 30  # the size of PyTorch's blocks without a mask
 
 
 class _IndexByTensor(TorchFunctionMode):
-    """A context in which ``table[h]`` with an element of a batch of integers is an entry for each of these.
+    """A context in which a vmapped integer can be an index, as in ``table[h]``.
 
-    PyTorch would read the integer, which vmap does not have.
+    PyTorch converts it to a Python number, which raises under vmap.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""Which queries are computed together, and which of their keys a block mask admits."""
+"""Splits attention into pieces of queries, and finds the blocks of keys that each piece needs."""
 
 from __future__ import annotations
 

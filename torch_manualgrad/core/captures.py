@@ -112,23 +112,28 @@ def _function_as_of_now(function: types.FunctionType, made: dict[int, Any]) -> t
     read = {} if is_imported else {name: given[name] for name in _globals_of(code) if name in given}
     if all(isinstance(x, _FIXED) for x in read.values()):
         read = given
-    defaults = as_of_now(function.__defaults__, made)
-    if not any(own) and read is given and defaults is function.__defaults__ and not function.__kwdefaults__:
+    defaults, named = function.__defaults__ or (), function.__kwdefaults__ or {}
+    if (
+        not any(own)
+        and read is given
+        and not any(callable(x) or type(x) is tuple for x in (*defaults, *named.values()))
+    ):
         return function
     closure = tuple([types.CellType() if new else cell for new, cell in zip(own, cells)])
-    copy = types.FunctionType(code, read, function.__name__, defaults, closure)
+    copy = types.FunctionType(code, read, function.__name__, None, closure)
     copy.__dict__.update(function.__dict__)
     copy.__module__ = function.__module__
     made[id(function)] = function, copy  # the original keeps its id
-    if function.__kwdefaults__:
-        copy.__kwdefaults__ = {name: as_of_now(x, made) for name, x in function.__kwdefaults__.items()}
+    copy.__defaults__ = as_of_now(function.__defaults__, made)
+    copy.__kwdefaults__ = function.__kwdefaults__ and {name: as_of_now(x, made) for name, x in named.items()}
     for old, new in zip(cells, closure):
         if new is not old:
             with contextlib.suppress(ValueError):  # not assigned yet
                 held = old.cell_contents
-                new.cell_contents = (
-                    [as_of_now(x, made) for x in held] if is_ours and type(held) is list else as_of_now(held, made)
-                )
+                new.cell_contents = as_of_now(held, made)
+                if is_ours and type(held) is list:  # functions of the user, which only we have put there
+                    now = as_of_now(tuple(held), made)
+                    new.cell_contents = list(now) if any(x is not y for x, y in zip(now, held)) else held
     if read is not given:
         for name, x in read.items():
             if not isinstance(x, types.FunctionType) or x.__globals__ is given:

@@ -165,8 +165,9 @@ class CustomFunction:
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__)
         made[id(self)] = self, copy
-        for name in {"fun", "fwd", "bwd", "jvp"} & self.__dict__.keys():
-            setattr(copy, name, as_of_now(self.__dict__[name], made))
+        for name in ("fun", "fwd", "bwd", "jvp"):
+            if name in self.__dict__:
+                setattr(copy, name, as_of_now(self.__dict__[name], made))
         return copy
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -270,7 +271,7 @@ class CustomFunction:
             known = {key: pair for key, pair in known.items() if is_differentiated(substituted(pair[0]))}
             with Watch(self.name, known, self.advice):
                 return self.fun(*values)
-        made = self.as_of_now({})._made(diff, values, known)
+        made = self._made(diff, values, known)
         made.differentiated = [i for i, x in enumerate(tensors) if is_differentiated(x)]
         found = call(made, tensors)
         made.forget()

@@ -27,7 +27,7 @@ class JvpCall(Call):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        ((rule, self._what),) = self.function.rules
+        ((rule, self._what),) = self.function.as_of_now({}).rules
         self._fun, self._jvp = self.function.in_autocast(self.function.fun), self.function.in_autocast(rule)
 
     def run(self, tensors: Values) -> list[Tensor]:

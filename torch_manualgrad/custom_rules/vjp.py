@@ -29,9 +29,9 @@ class VjpCall(Call):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        fwd, bwd = self.function.rules
-        self._fwd, self._bwd = self.function.in_autocast(fwd[0]), self.function.in_autocast(bwd[0])
-        self._what = bwd[1]
+        (fwd, _), (_, self._what) = self.function.rules
+        again, bwd = (rule for rule, _ in self.function.as_of_now({}).rules)
+        self._fwd, self._fwd_again, self._bwd = map(self.function.in_autocast, (fwd, again, bwd))
 
     def _pair(self, found: Any) -> tuple[Any, Any]:
         if not isinstance(found, tuple) or len(found) != 2:
@@ -108,7 +108,7 @@ class VjpCall(Call):
 
         def read(*changed: Tensor) -> list[Tensor]:
             full = placed(tensors, places, changed)
-            out, residuals = self._pair(self.again(self._fwd, *self.at(full)))
+            out, residuals = self._pair(self.again(self._fwd_again, *self.at(full)))
             own = Kept(residuals, full, Tree(out).tensors).own
             return [own[i] for i in wanted]
 

@@ -169,7 +169,7 @@ constexpr const char* kDecompositions = "manualgrad: decompositions: ";
 
 int64_t blocks(int64_t count) { return std::min<int64_t>(std::max<int64_t>(count, 1), 1 << 20); }
 
-// Blocks of a thread for each of so many.
+// How many blocks have a thread for each of `count` items.
 int64_t in_threads(int64_t count) { return blocks((count + kSpectrumThreads - 1) / kSpectrumThreads); }
 constexpr int64_t kMostParts = 256;  // blocks for the size of a matrix
 
