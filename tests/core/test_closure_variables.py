@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import grad, hessian
 
 import torch_manualgrad as mg
-from torch_manualgrad.core.captures import as_of_now
+from torch_manualgrad.core.closures import as_of_now
 
 F64 = torch.float64
 ZERO, ONE = torch.zeros((), dtype=F64), torch.ones((), dtype=F64)
@@ -157,6 +157,8 @@ LOOP = """
 def wave(a):
     return (a * c).sin()
 
+compiled = torch.compile(wave, backend="aot_eager")
+functions = [wave, dict(wave=lambda a: wave(a))]
 total = ZERO
 for c in (0.5, 1.0, 2.0):
     total = total + {}
@@ -169,6 +171,10 @@ CALLS = {
     "custom_jvp": "with_jvp(lambda a: wave(a) * c, lambda a, t: t * c**2 * (c * a).cos())(a)",
     "custom_vjp": "with_late_vjp(lambda a: wave(a) * c, lambda a, t: t * c**2 * (c * a).cos())(a)",
     "fixed_point": "implicit.fixed_point(lambda x, a: 0.3 * torch.cos(c * x) + wave(a))(ZERO, a)",
+    "a compiled function": "mg.checkpoint(torch.compile(lambda a: wave(a) * c, backend='aot_eager'))(a)",
+    "a compiled global": "mg.checkpoint(lambda a: compiled(a) * c)(a)",
+    "a list": "mg.checkpoint(lambda a: functions[0](a) * c)(a)",
+    "a dictionary": "mg.checkpoint(lambda a: functions[1]['wave'](a) * c)(a)",
     "a checkpoint of fixed_point": "mg.checkpoint(lambda a: implicit.fixed_point(lambda x, a: 0.3 * torch.cos(c * x) + wave(a))(ZERO, a))(a)",
 }
 
@@ -201,6 +207,114 @@ def test_a_variable_that_changes_after_the_call():
     c = 5.0
     torch.testing.assert_close(torch.autograd.grad(y, a)[0], 2 * (2 * a).cos())
     torch.testing.assert_close(torch.autograd.grad(wave(a), a)[0], 5 * (5 * a).cos())
+
+
+@pytest.fixture
+def graphs():
+    """The number of times that graphs of the backend run, by which functions are compiled here."""
+    runs = []
+
+    def backend(graph, inputs):
+        def run(*args):
+            runs.append(graph)
+            return graph(*args)
+
+        return run
+
+    torch._dynamo.reset()
+    yield backend, runs
+    torch._dynamo.reset()
+
+
+def test_a_compiled_function_in_a_loop(graphs):
+    backend, runs = graphs
+    a = torch.tensor(0.7, dtype=F64, requires_grad=True)
+
+    def total(wrap, compile):
+        out = ZERO
+        for c in FACTORS:
+            inner = compile(lambda a: (a * c).sin())  # noqa: B023
+            out = out + wrap(lambda a: inner(a) * c)(a)  # noqa: B023
+        return out
+
+    compile = functools.partial(torch.compile, backend=backend)
+    expected = torch.autograd.grad(total(lambda f: f, lambda f: f), a)
+    torch.testing.assert_close(torch.autograd.grad(total(mg.checkpoint, compile), a), expected)
+    compiled = compile(lambda a: (a * c).sin())
+    c = 2.0
+    y = mg.checkpoint(lambda a: compiled(a) * c)(a)
+    before = len(runs)
+    assert torch.autograd.grad(y, a)[0] == 4 * (2 * a).cos()
+    assert len(runs) == before + 1  # its variables have not changed, so that it is compiled in the backward, too
+
+
+def test_a_compiled_function_that_draws_and_whose_variable_changes(graphs):
+    backend, _ = graphs
+    c = 2.0
+    drop = torch.compile(lambda a: torch.nn.functional.dropout(a, 0.5) * c, backend=backend)
+    a = torch.ones(20, dtype=F64, requires_grad=True)
+    y = mg.checkpoint(drop)(a)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), a, retain_graph=True)[0], y)
+    c = 3.0
+    with pytest.raises(RuntimeError, match="compiled function .* again, which reads the variable c: it has changed"):
+        y.sum().backward()
+
+
+def dropping(made, *rules):
+    (made.defjvp if len(rules) == 1 else made.defvjp)(*rules)
+    return made
+
+
+DROPS = {
+    "checkpoint": lambda drop: mg.checkpoint(drop),
+    "checkpoint with a hidden tensor": lambda drop: mg.checkpoint(lambda a: drop(a) + 0 * HIDDEN),
+    "custom_vjp": lambda drop: dropping(
+        mg.custom_vjp(drop), lambda a: ((y := drop(a)), y / a), lambda slope, g: (slope * g,)
+    ),
+    "custom_jvp": lambda drop: dropping(mg.custom_jvp(drop), lambda a, t: ((y := drop(*a)), y / a[0] * t[0])),
+    "fixed_point": lambda drop: lambda a: mg.implicit.fixed_point(lambda x, a: a)(a, drop(a)),
+}
+HIDDEN = torch.ones((), dtype=F64, requires_grad=True)
+
+
+@pytest.mark.parametrize("name", DROPS)
+def test_compiled_dropout(name, graphs):
+    """The mask is the same in the derivative, and what the compiler traces changes no state of vmap."""
+    drop = torch.compile(lambda a: torch.nn.functional.dropout(a, 0.5) * 2, backend=graphs[0])
+    a = torch.ones(40, dtype=F64, requires_grad=True)
+    y = DROPS[name](drop)(a)
+    assert set(y.tolist()) == {0.0, 4.0}
+    y.sum().backward()
+    torch.testing.assert_close(a.grad, y)
+
+
+def test_compiled_functions_that_call_each_other(graphs):
+    backend, _ = graphs
+    c = 2.0
+
+    @torch.compile(backend=backend)
+    def even(a, n):
+        return a * c if n == 0 else odd(a, n - 1)
+
+    @torch.compile(backend=backend)
+    def odd(a, n):
+        return even(a, n - 1)
+
+    a = torch.tensor(0.7, dtype=F64, requires_grad=True)
+    y = mg.checkpoint(even)(a, 4)
+    c = 5.0
+    assert torch.autograd.grad(y, a)[0] == 2
+
+
+def test_lists_and_dictionaries():
+    plain, cycle = [1, torch.sin], []
+    cycle.append(cycle)
+    assert as_of_now(plain) is plain and as_of_now(cycle) is cycle
+    c = 2.0
+    functions = {"a": [lambda x: x * c], "b": plain}
+    copy = as_of_now(functions)
+    c = 3.0
+    assert copy["a"][0](1) == 2 and functions["a"][0](1) == 3 and copy["b"] is plain and list(copy) == ["a", "b"]
 
 
 def test_what_a_rule_counts_is_counted():
@@ -308,5 +422,5 @@ def test_copies_of_functions():
 
     outer(1)
     assert as_of_now(3) == 3 and as_of_now(torch.sin) is torch.sin
-    compiled = torch.compile(lambda x: x + ONE)
+    compiled = torch.compile(iterated)
     assert as_of_now(compiled) is compiled

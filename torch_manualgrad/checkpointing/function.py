@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from ..arguments import described
-from ..core.captures import HiddenTensorError, Watch, as_of_now, substituted, substituting, suspects
+from ..core.captures import HiddenTensorError, Watch, substituted, substituting, suspects
+from ..core.closures import as_of_now
 from ..core.copies import copied_with
 from ..core.forward import has_series
 from ..core.internals import (
@@ -146,6 +147,7 @@ class _Call(Recomputed):
         self._compiled = compiled
         # compiled functions read their tensors in no mode: those of modules are exchanged there
         self._is_swapped = compiled and plain and bool(known) and known.keys() <= {id(x) for *_, x in held}
+        self._stays_compiled = self._is_swapped or compiled and plain and not known
         # batch norm writes to its buffers without autograd's notice
         buffers = {id(x): x for x in _buffers_of(modes) if id(x) not in known and not x.requires_grad}
         small = [(i, x) for i, x in buffers.items() if x.numel() <= _SMALL and not is_functorch_wrapped(x)]
@@ -181,10 +183,9 @@ class _Call(Recomputed):
                 held = [(t, key, reading.values[id(x)]) for t, key, x in self._held if id(x) in reading.values]
                 stack.enter_context(_put_back(held, self._modes))
                 return function(*args, **kwargs)
-            if self._compiled and self._plain and not self._known:  # the graph shows what the function has read
+            if self._stays_compiled:  # the graph shows what the function has read
                 return function(*args, **kwargs)
-            if self._compiled:
-                stack.enter_context(run_uncompiled())  # Dynamo cannot trace the mode
+            stack.enter_context(run_uncompiled(self._compiled))  # Dynamo cannot trace the mode
             stack.enter_context(reading)
             if reading.values:
                 stack.enter_context(substituting(reading.replaced))
@@ -192,7 +193,7 @@ class _Call(Recomputed):
             return function(*args, **kwargs)
 
     def run(self, tensors: Values) -> list[Tensor]:
-        self._random = RandomState(tensors, self.name, self._is_swapped)
+        self._random = RandomState(tensors, self.name, self._stays_compiled)
         kept: list[Tensor] = []
         versions = [_version(x) for x in tensors[: self._count]]
         if self._plain:

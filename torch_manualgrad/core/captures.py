@@ -6,7 +6,6 @@ import contextlib
 import dis
 import functools
 import inspect
-import sys
 import threading
 import types
 import weakref
@@ -20,7 +19,6 @@ from torch.overrides import TorchFunctionMode
 from .forward import is_in_forward_ad
 from .internals import (
     has_tangent,
-    is_compiled,
     is_escaped,
     is_functorch_wrapped,
     layers,
@@ -34,7 +32,6 @@ __all__ = [
     "PLAIN",
     "HiddenTensorError",
     "Watch",
-    "as_of_now",
     "is_differentiated",
     "is_followed",
     "reachable",
@@ -70,113 +67,6 @@ def is_differentiated(x: Tensor) -> bool:
     if only_autograd():
         return x.requires_grad and torch.is_grad_enabled()
     return is_escaped(x) or levels_of(x)[1]
-
-
-def as_of_now(value: Any, made: dict[int, Any] | None = None) -> Any:
-    """A function that reads closure variables, and globals of a script, with their current values, such as a loop's variable.
-
-    So do the functions among these values, in partial calls, methods, defaults and tuples, and what has a method of this
-    name. Other values stay as they are: functions of other modules that are globals, functions that a compiler has made,
-    attributes of objects, and variables that the function itself writes.
-
-    Args:
-        value: the function, or something else that is called.
-        made: what exists already, by the ids of the originals.
-    """
-    made = {} if made is None else made
-    if id(value) in made:
-        return made[id(value)][1]
-    kind = type(value)
-    if kind is types.FunctionType:
-        return value if is_compiled(value) else _function_as_of_now(value, made)
-    if kind is functools.partial:
-        keywords = {name: as_of_now(x, made) for name, x in value.keywords.items()}
-        return functools.partial(as_of_now(value.func, made), *as_of_now(value.args, made), **keywords)
-    if kind is types.MethodType:
-        return types.MethodType(as_of_now(value.__func__, made), as_of_now(value.__self__, made))
-    if kind is tuple:
-        copy = tuple([as_of_now(x, made) for x in value])
-        return copy if any(x is not y for x, y in zip(copy, value)) else value
-    return value.as_of_now(made) if hasattr(kind, "as_of_now") else value
-
-
-def _function_as_of_now(function: types.FunctionType, made: dict[int, Any]) -> types.FunctionType:
-    code, given = function.__code__, function.__globals__
-    written = _written(code)
-    cells = function.__closure__ or ()
-    own = [name not in written for name in code.co_freevars]
-    is_ours = (function.__module__ or "").split(".")[0] in ("torch", "torch_manualgrad")
-    name = given.get("__name__", "")
-    module = sys.modules.get(name)
-    is_imported = name != "__main__" and module is not None and vars(module) is given  # and so has no loops
-    read = {} if is_imported else {name: given[name] for name in _globals_of(code) if name in given}
-    if all(isinstance(x, _FIXED) for x in read.values()):
-        read = given
-    defaults, named = function.__defaults__ or (), function.__kwdefaults__ or {}
-    if (
-        not any(own)
-        and read is given
-        and not any(callable(x) or type(x) is tuple for x in (*defaults, *named.values()))
-    ):
-        return function
-    closure = tuple([types.CellType() if new else cell for new, cell in zip(own, cells)])
-    copy = types.FunctionType(code, read, function.__name__, None, closure)
-    copy.__dict__.update(function.__dict__)
-    copy.__module__ = function.__module__
-    made[id(function)] = function, copy  # the original keeps its id
-    copy.__defaults__ = as_of_now(function.__defaults__, made)
-    copy.__kwdefaults__ = function.__kwdefaults__ and {name: as_of_now(x, made) for name, x in named.items()}
-    for old, new in zip(cells, closure):
-        if new is not old:
-            with contextlib.suppress(ValueError):  # not assigned yet
-                held = old.cell_contents
-                new.cell_contents = as_of_now(held, made)
-                if is_ours and type(held) is list:  # functions of the user, which only we have put there
-                    now = as_of_now(tuple(held), made)
-                    new.cell_contents = list(now) if any(x is not y for x, y in zip(now, held)) else held
-    if read is not given:
-        for name, x in read.items():
-            if not isinstance(x, types.FunctionType) or x.__globals__ is given:
-                read[name] = as_of_now(x, made)
-        given.setdefault("__warningregistry__", {})
-        read |= {name: given[name] for name in _OF_MODULES if name in given}
-    return copy
-
-
-_FIXED = (types.ModuleType, type, types.BuiltinFunctionType)  # globals that no program assigns in a loop
-_OF_MODULES = ("__builtins__", "__name__", "__package__", "__spec__", "__loader__", "__file__", "__warningregistry__")
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """The code, and that of the functions in it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
-
-
-@functools.lru_cache(maxsize=4096)
-def _globals_of(code: types.CodeType) -> tuple[str, ...]:
-    """The globals that code reads; none if it writes some, or may read any."""
-    names: dict[str, None] = {}
-    for one in _codes(code):
-        for instruction in dis.get_instructions(one):
-            if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-                return ()
-            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-                names[str(instruction.argval)] = None
-    return () if names.keys() & {"globals", "eval", "exec"} else tuple(names)
-
-
-@functools.lru_cache(maxsize=4096)
-def _written(code: types.CodeType) -> frozenset[str]:
-    """The variables of enclosing functions that code writes."""
-    return frozenset(
-        str(instruction.argval)
-        for one in _codes(code)
-        for instruction in dis.get_instructions(one)
-        if instruction.opname in ("STORE_DEREF", "DELETE_DEREF") and instruction.argval in one.co_freevars
-    )
 
 
 class _Substitutions(threading.local):

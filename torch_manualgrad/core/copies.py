@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .captures import as_of_now
+from .closures import Made, as_of_now
 from .internals import wrapped_attributes
 
 __all__ = ["copied_with"]
@@ -30,11 +30,11 @@ class _Function:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)
 
-    def as_of_now(self, made: dict[int, Any]) -> _Function:
-        """For `captures.as_of_now`."""
+    def as_of_now(self, made: Made) -> _Function:
+        """For `closures.as_of_now`."""
         copy = object.__new__(_Function)
         copy.__dict__.update(self.__dict__)
-        made[id(self)] = self, copy
+        made.add(self, copy)
         copy._function = as_of_now(self._function, made)
         return copy
 

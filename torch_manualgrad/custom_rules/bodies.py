@@ -199,7 +199,7 @@ class _Vjp(_Closures, VjpCall):
         self.alone = flat.in_autocast(flat.fun)
         flat.name = rule.name
         flat.defvjp(call_fwd, call_bwd)
-        super().__init__(flat, [f"tensor {i}" for i in range(len(tensors))], tensors, {})
+        super().__init__(flat, [f"tensor {i}" for i in range(len(tensors))], tensors, {}, False)
 
 
 class _Jvp(_Closures, JvpCall):
@@ -225,4 +225,4 @@ class _Jvp(_Closures, JvpCall):
         self.alone = flat.in_autocast(flat.fun)
         flat.name = rule.name
         flat.defjvp(call_jvp)
-        super().__init__(flat, [f"tensor {i}" for i in range(len(tensors))], tensors, {})
+        super().__init__(flat, [f"tensor {i}" for i in range(len(tensors))], tensors, {}, False)

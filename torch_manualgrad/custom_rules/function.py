@@ -13,14 +13,17 @@ import torch
 from torch import Tensor
 
 from ..arguments import ArgumentError, described
-from ..core.captures import Watch, as_of_now, is_differentiated, substituted, suspects
+from ..core.captures import Watch, is_differentiated, substituted, suspects
+from ..core.closures import Made, as_of_now
 from ..core.forward import has_series, of_series
 from ..core.internals import (
     breaks_graphs,
+    is_compiled,
     is_exporting,
     only_autograd,
     own_levels_are_open,
     pytree,
+    run_uncompiled,
     value_of,
     version_of,
     wrapped_attributes,
@@ -69,6 +72,7 @@ class Call(Program):
         names: of its differentiable arguments.
         args: all arguments.
         known: tracked tensors that the functions might read.
+        compiled: whether the functions might call one that ``torch.compile`` has made.
     """
 
     def __init__(
@@ -77,9 +81,10 @@ class Call(Program):
         names: Sequence[str],
         args: Sequence[Any],
         known: dict[int, tuple[Tensor, str]],
+        compiled: bool,
     ) -> None:
         super().__init__()
-        self.function, self.names, self._known = function, names, known
+        self.function, self.names, self._known, self._compiled = function, names, known, compiled
         self.rule_of_its_own = f"{function.kind} {function.name}"
         self.nondiff = [args[i] for i in function.nondiff_argnums]
         diff = tuple(a for i, a in enumerate(args) if i not in function.nondiff_argnums)
@@ -114,16 +119,17 @@ class Call(Program):
 
     def watched(self, function: Callable[..., Any], what: str) -> Any:
         """Call a rule, which must not read tracked tensors except its arguments."""
-        if not self._known:
-            return function()
-        with Watch(what, self._known, self.function.advice, detached=False):
-            return function()
+        with run_uncompiled(self._compiled):
+            if not self._known:
+                return function()
+            with Watch(what, self._known, self.function.advice, detached=False):
+                return function()
 
     def first(self, function: Callable[..., Any], what: str, tensors: Values) -> Any:
         """Call the function with these tensors for the first time: later calls draw the same random numbers."""
         random = RandomState(tensors, what)
         versions = [(i, x := value_of(tensors[i]), version_of(x)) for i in self.differentiated]
-        with random.seen(), Watch(what, self._known, self.function.advice):
+        with run_uncompiled(self._compiled), random.seen(), Watch(what, self._known, self.function.advice):
             result = function(*self.at(tensors))
         for i, x, version in versions:
             if version_of(x) != version:
@@ -137,7 +143,7 @@ class Call(Program):
     def again(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function with the random numbers of the first call."""
         assert self.random is not None
-        with self.random.restored():
+        with run_uncompiled(self._compiled), self.random.restored():
             return function(*args)
 
 
@@ -160,11 +166,11 @@ class CustomFunction:
         functions[self.number] = self
         self.advice = advice(self.kind)
 
-    def as_of_now(self, made: dict[int, Any]) -> CustomFunction:
-        """For `core.captures.as_of_now`: the same with functions that later writes to closure variables do not change."""
+    def as_of_now(self, made: Made) -> CustomFunction:
+        """For `core.closures.as_of_now`: the same with functions that later writes to closure variables do not change."""
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__)
-        made[id(self)] = self, copy
+        made.add(self, copy)
         for name in ("fun", "fwd", "bwd", "jvp"):
             if name in self.__dict__:
                 setattr(copy, name, as_of_now(self.__dict__[name], made))
@@ -223,7 +229,7 @@ class CustomFunction:
         raise NotImplementedError
 
     def _made(
-        self, names: Sequence[str], args: Sequence[Any], known: dict[int, tuple[Tensor, str]]
+        self, names: Sequence[str], args: Sequence[Any], known: dict[int, tuple[Tensor, str]], compiled: bool
     ) -> Call:  # pragma: no cover
         raise NotImplementedError
 
@@ -243,6 +249,7 @@ class CustomFunction:
             return of_series(lambda *values: self.called(values, {}), values)
         plain = only_autograd()
         known: dict[int, tuple[Tensor, str]] = {}
+        reached: dict[int, Any] = {}
         if not plain or torch.is_grad_enabled() or own_levels_are_open():
             fixed = [(values[i], f"the argument {names[i]}") for i in self.nondiff_argnums]
             inner = [
@@ -252,7 +259,8 @@ class CustomFunction:
                 for leaf in pytree.tree_leaves(v)
                 if callable(leaf)
             ]
-            known = suspects([(self.fun, self.name), *rules, *fixed, *inner])
+            known = suspects([(self.fun, self.name), *rules, *fixed, *inner], reached)
+        compiled = any(map(is_compiled, reached.values()))
         diff = [n for i, n in enumerate(names) if i not in self.nondiff_argnums]
         tensors = [
             substituted(x)
@@ -269,9 +277,9 @@ class CustomFunction:
             if plain and not torch.is_grad_enabled() and not own_levels_are_open():
                 return self.fun(*values)
             known = {key: pair for key, pair in known.items() if is_differentiated(substituted(pair[0]))}
-            with Watch(self.name, known, self.advice):
+            with run_uncompiled(compiled), Watch(self.name, known, self.advice):
                 return self.fun(*values)
-        made = self._made(diff, values, known)
+        made = self._made(diff, values, known, compiled)
         made.differentiated = [i for i, x in enumerate(tensors) if is_differentiated(x)]
         found = call(made, tensors)
         made.forget()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import ArgumentError, described
+from ..core.closures import Made
 from ..core.internals import constants_unwritten, pytree
 from ..programs.functions import Values, placed
 from ..programs.operator import filled
@@ -27,7 +28,7 @@ class JvpCall(Call):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        ((rule, self._what),) = self.function.as_of_now({}).rules
+        ((rule, self._what),) = self.function.as_of_now(Made()).rules
         self._fun, self._jvp = self.function.in_autocast(self.function.fun), self.function.in_autocast(rule)
 
     def run(self, tensors: Values) -> list[Tensor]:
@@ -147,8 +148,10 @@ class CustomJvp(CustomFunction):
             raise ArgumentError(f"{what}: expected a pair (out, tangent of out), got {described(found)}")
         return tangents, marked_parts([found[1]], [result], what, "moved", self.number)
 
-    def _made(self, names: Sequence[str], args: Sequence[Any], known: dict[int, tuple[Tensor, str]]) -> Call:
-        return JvpCall(self, names, args, known)
+    def _made(
+        self, names: Sequence[str], args: Sequence[Any], known: dict[int, tuple[Tensor, str]], compiled: bool
+    ) -> Call:
+        return JvpCall(self, names, args, known, compiled)
 
 
 def custom_jvp(fun: Any = None, *, nondiff_argnums: int | Sequence[int] = ()) -> Any:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..arguments import ArgumentError, described
 from ..core.calls_in_graphs import marked
+from ..core.closures import Made
 from ..core.schema import is_differentiable
 from ..programs.functions import Values, placed, pull_back, push_forward
 from ..programs.operator import filled
@@ -30,7 +31,7 @@ class VjpCall(Call):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         (fwd, _), (_, self._what) = self.function.rules
-        again, bwd = (rule for rule, _ in self.function.as_of_now({}).rules)
+        again, bwd = (rule for rule, _ in self.function.as_of_now(Made()).rules)
         self._fwd, self._fwd_again, self._bwd = map(self.function.in_autocast, (fwd, again, bwd))
 
     def _pair(self, found: Any) -> tuple[Any, Any]:
@@ -182,8 +183,10 @@ class CustomVjp(CustomFunction):
             raise ArgumentError(f"{of_bwd}: expected a tuple of {len(moved)} cotangents, got {described(grads)}")
         return out, residuals, cotangents, marked_parts(grads, moved, of_bwd, "grad", self.number)
 
-    def _made(self, names: Sequence[str], args: Sequence[Any], known: dict[int, tuple[Tensor, str]]) -> Call:
-        return VjpCall(self, names, args, known)
+    def _made(
+        self, names: Sequence[str], args: Sequence[Any], known: dict[int, tuple[Tensor, str]], compiled: bool
+    ) -> Call:
+        return VjpCall(self, names, args, known, compiled)
 
 
 def custom_vjp(fun: Any = None, *, nondiff_argnums: int | Sequence[int] = ()) -> Any:

@@ -14,10 +14,12 @@ from ..core.captures import PLAIN, HiddenTensorError, Watch, suspects
 from ..core.forward import is_in_forward_ad
 from ..core.internals import (
     in_functorch,
+    is_compiled,
     levels_of,
     only_autograd,
     own_levels_are_open,
     pytree,
+    run_uncompiled,
     saved_tensors_unhooked,
 )
 from .vectors import Structure
@@ -84,18 +86,20 @@ def watched(users: Sequence[tuple[Callable[..., Any], str]], parameters: Sequenc
         parameters: their last arguments. Objects among the leaves may have tensors.
     """
     others = [x for x in pytree.tree_leaves(parameters) if not isinstance(x, (Tensor, PLAIN))]
-    known = suspects([*users, *[(x, type(x).__name__) for x in others]])
+    reached: dict[int, Any] = {}
+    known = suspects([*users, *[(x, type(x).__name__) for x in others]], reached)
+    compiled = any(map(is_compiled, reached.values()))
     held = {i: (weakref.ref(x), name) for i, (x, name) in known.items()}  # weak: a derivative keeps the functions
-    return [_watched(f, what, held) if held else f for f, what in users]
+    return [_watched(f, what, held, compiled) if held else f for f, what in users]
 
 
-def _watched(function: Callable[..., Any], what: str, held: dict[int, Any]) -> Callable[..., Any]:
+def _watched(function: Callable[..., Any], what: str, held: dict[int, Any], compiled: bool) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         given = {
             id(x) for x in pytree.tree_leaves(args)
         }  # the functions may also reach arguments, such as a module's parameters
         known = {i: (x, name) for i, (ref, name) in held.items() if (x := ref()) is not None and i not in given}
-        with Watch(what, known, _advice(what), detached=False):
+        with run_uncompiled(compiled), Watch(what, known, _advice(what), detached=False):
             return function(*args)
 
     return call

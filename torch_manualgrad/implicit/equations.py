@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import ArgumentError
-from ..core.captures import as_of_now
+from ..core.closures import as_of_now
 from ..core.copies import copied_with
 from ..core.forward import has_series, of_series
 from ..core.internals import breaks_graphs, pytree

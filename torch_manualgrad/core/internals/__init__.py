@@ -67,6 +67,7 @@ from .dynamo import (
     trace_autograd_functions,
     trace_gradients,
     traced_with_graph,
+    uncompiled,
     wrap_compiled,
     wrapped_attributes,
 )
@@ -409,6 +410,7 @@ __all__ = [
     "transforms_usable_below",
     "transforms_usable_on_fake",
     "unattached",
+    "uncompiled",
     "unwrap_if_dead",
     "value_of",
     "value_of_constant",

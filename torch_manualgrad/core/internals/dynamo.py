@@ -41,6 +41,7 @@ __all__ = [
     "trace_autograd_functions",
     "trace_gradients",
     "traced_with_graph",
+    "uncompiled",
     "wrap_compiled",
     "wrapped_attributes",
 ]
@@ -281,9 +282,14 @@ def is_compiled(thing: object) -> bool:
     return isinstance(thing, FunctionType) and "_torchdynamo_orig_callable" in vars(thing)
 
 
-def run_uncompiled() -> AbstractContextManager[None]:
-    """Context manager: compiled functions run uncompiled, in all threads."""
-    return contextlib.nullcontext() if runs_eagerly() else torch.compiler.set_stance("force_eager")
+def uncompiled(function: Any) -> Any:
+    """The function that a compiled one was made from."""
+    return function._torchdynamo_orig_callable
+
+
+def run_uncompiled(wanted: bool = True) -> AbstractContextManager[None]:
+    """Context manager: if wanted, compiled functions run uncompiled, in all threads. Modes then see their operations."""
+    return contextlib.nullcontext() if not wanted or runs_eagerly() else torch.compiler.set_stance("force_eager")
 
 
 def runs_eagerly() -> bool:

@@ -23,6 +23,7 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.utils import _pytree as pytree
 
 from .dispatch import below_autograd, modes_are_active
+from .dynamo import breaks_graphs
 
 __all__ = [
     "PLAIN",
@@ -318,6 +319,7 @@ def transforms_in_dual_level() -> Iterator[None]:
         eager_transforms.JVP_NESTING -= 1
 
 
+@breaks_graphs("the nesting of vmaps is read by changing it")  # a graph that ends in between would leave it changed
 def _level_of_batched_gradients() -> int:
     level: int = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
