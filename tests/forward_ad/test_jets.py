@@ -68,6 +68,45 @@ def test_ten_orders_against_mpmath(name):
     torch.testing.assert_close(torch.stack(found), torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-9)
 
 
+ELSEWHERE = KNOWN | {
+    "log2": (torch.log2, lambda x: mpmath.log(x, 2)),
+    "log10": (torch.log10, mpmath.log10),
+    "a number to a power": (lambda x: 0.3**x, lambda x: mpmath.mpf(0.3) ** x),
+    "a tensor to a power": (lambda x: torch.full_like(x, 1.7) ** x, lambda x: mpmath.mpf(1.7) ** x),
+    "power of itself": (lambda x: x**x, lambda x: x**x if x > 0 else mpmath.j),  # nan, as in PyTorch
+    "log sigmoid": (F.logsigmoid, lambda x: -mpmath.log1p(mpmath.exp(-x))),
+    "gelu by tanh": (
+        lambda x: F.gelu(x, approximate="tanh"),
+        lambda x: x * SIGMOID(2 * mpmath.sqrt(2 / mpmath.pi) * (x + mpmath.mpf(0.044715) * x**3)),
+    ),
+    "gelu": (F.gelu, lambda x: x * mpmath.erfc(-x / mpmath.sqrt(2)) / 2),
+    "softplus": (lambda x: F.softplus(x, threshold=1e3), lambda x: mpmath.log1p(mpmath.exp(x))),
+}
+POINTS = [1e-20, -1e-20, 1e-8, -1e-8, 1e-3, 0.9, 3.0, -3.0, 12.0, -12.0, 40.0, -40.0, 300.0]
+# digamma's derivative is PyTorch's polygamma(1, x), which has nine digits; "nested" and "quotient" have rounded arguments
+INEXACT = {"lgamma": 1e-9, "digamma": 1e-9, "nested": 1e-8, "quotient": 1e-8}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_four_orders_elsewhere(name):
+    """Each derivative to its own size, where it is small and where its terms almost cancel."""
+    f, known = ELSEWHERE[name]
+    for point in POINTS:
+        x = torch.tensor(point, dtype=torch.float64)
+        with mpmath.workdps(150):
+            if not f(x).isfinite() or mpmath.im(known(mpmath.mpf(point))) != 0:
+                continue
+            coefficients = mpmath.taylor(known, mpmath.mpf(point), 4)
+            expected = [mpmath.re(c) * math.factorial(k) for k, c in enumerate(coefficients)][1:]
+        for one, other in zip(directional(f, x, torch.ones_like(x), 4), expected):
+            if 1e-250 < abs(other) < 1e250:
+                assert abs(one.item() - other) <= INEXACT.get(name, 1e-11) * abs(other), (
+                    point,
+                    one.item(),
+                    float(other),
+                )
+
+
 def in_place(x):
     y = x.sin()
     y += x

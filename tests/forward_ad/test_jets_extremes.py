@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath
 import pytest
 import torch
 
@@ -49,6 +50,32 @@ def test_closed_forms(case):
     x = torch.tensor(at, dtype=F64)
     found = mg.forward_ad.directional(function, x, torch.ones_like(x), len(expected))
     torch.testing.assert_close(torch.stack(list(found)), torch.tensor(expected, dtype=F64), rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("function", [torch.sigmoid, torch.nn.functional.silu])
+def test_complex_sigmoids_far_from_zero(function):
+    """The sigmoid is 1 - exp(-z) on the right, and exp(z) on the left."""
+    for z in (90 + 1j, 800 + 2j, -90 + 1j):
+        x = torch.tensor(z, dtype=torch.complex128)
+        e = torch.exp(-x if z.real > 0 else x)
+        expected = {
+            True: [e, -e] if function is torch.sigmoid else [1 - e + x * e, 2 * e - x * e],
+            False: [e, e] if function is torch.sigmoid else [e + x * e, 2 * e + x * e],
+        }[z.real > 0]
+        found = mg.forward_ad.directional(function, x, torch.ones_like(x), 2)
+        torch.testing.assert_close(list(found), expected, rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("z", [1e-20 + 0.3j, 0.3 + 1e-20j, 1 - 1e-12 + 1e-12j])
+def test_each_part_of_a_complex_number(z):
+    x = torch.tensor(z, dtype=torch.complex128)
+    with mpmath.workdps(60):
+        square = 1 - mpmath.mpc(z) ** 2
+        known = {torch.asin: 1 / mpmath.sqrt(square), torch.acos: -1 / mpmath.sqrt(square), torch.atanh: 1 / square}
+    for function, expected in known.items():
+        (found,) = mg.forward_ad.directional(function, x, torch.ones_like(x), 1)
+        assert found.real.item() == pytest.approx(float(expected.real), rel=1e-14)
+        assert found.imag.item() == pytest.approx(float(expected.imag), rel=1e-14)
 
 
 def test_single_precision():

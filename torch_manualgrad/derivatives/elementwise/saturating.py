@@ -19,8 +19,15 @@ aten = torch.ops.aten
 def logistic(x: Tensor) -> Tensor:
     """$s(x)$, the sigmoid; its derivative is `logistic_slope`, that of the rule of log_sigmoid_backward."""
     if x.is_complex():
-        return x.sigmoid()
+        right, e = _decaying(x)
+        return torch.where(right, 1, e) / (1 + e)
     return aten.log_sigmoid_backward(torch.ones_like(x), -x, (-x.detach().abs()).exp())
+
+
+def _decaying(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether a complex $x$ is in the right half plane, and $e^(-x)$ there, else $e^x$: neither overflows."""
+    right = x.real >= 0
+    return right, torch.where(right, -x, x).exp()
 
 
 def logistic_base_2(x: Tensor) -> Tensor:
@@ -35,7 +42,9 @@ def logistic_slope(x: Tensor) -> Tensor:
     $e^(-|x|) / (1 + e^(-|x|))^2$.
     """
     if x.is_complex():
-        return x.sigmoid() * (-x).sigmoid()
+        _, e = _decaying(x)
+        s = 1 / (1 + e)
+        return e * s * s
     near = x.abs() < 2
     r = 1 / (torch.where(near, x, 0) / 2).cosh()
     e = (-torch.where(x < 0, -x, x)).exp()

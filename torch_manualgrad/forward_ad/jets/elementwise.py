@@ -162,7 +162,8 @@ def _power(x: Coefficients, exponent: Any) -> Coefficients:
         return constant
     is_zero = x[0] == 0  # there only derivatives in x alone can differ from zero
     product = taylor.multiply(exponent, taylor.log([torch.where(is_zero, 1, x[0]), *x[1:]]))
-    varying = [torch.zeros_like(is_zero * exponent[0]) if c is None else c for c in taylor.exp(product)[1:]]
+    start = torch.where(is_zero, 1, constant[0])
+    varying = [torch.zeros_like(start) if c is None else c for c in taylor.exp_from(start, product)[1:]]
     return [constant[0], *[v if c is None else torch.where(is_zero, c, v) for c, v in zip(constant[1:], varying)]]
 
 
@@ -176,7 +177,7 @@ def _constant_power(x: Coefficients, p: Any) -> Coefficients:
 
 def _number_to_power(base: Any, exponent: Coefficients) -> Coefficients:
     logarithm = torch.as_tensor(base, dtype=exponent[0].dtype, device=exponent[0].device).log()
-    y = [torch.pow(base, exponent[0]), *taylor.exp(taylor.scale(exponent, logarithm))[1:]]
+    y = taylor.exp_from(torch.pow(base, exponent[0]), exponent, logarithm)
     return y if base != 0 else _kept(y, exponent[0] < 0, y[0])  # 0 ** x is constant where x > 0
 
 

@@ -95,13 +95,13 @@ def integrate(start: Any, x: Coefficients, slope: Coefficients) -> Coefficients:
     return [start, *(next_of(x, slope, k) for k in range(1, len(x)))]
 
 
-def solve_for(start: Any, x: Coefficients, slope: Callable[[Coefficients], Any], factor: float = 1.0) -> Coefficients:
+def solve_for(start: Any, x: Coefficients, slope: Callable[[Coefficients], Any], factor: Any = None) -> Coefficients:
     """y with y' = factor g x', where ``slope(y)`` is the next coefficient of g, given the coefficients of y so far."""
     y, g = [start], []
     for k in range(1, len(x)):
         g.append(slope(y))
         found = next_of(x, g, k)
-        y.append(found if found is None or factor == 1.0 else found * factor)
+        y.append(found if found is None or factor is None else found * factor)
     return y
 
 
@@ -125,12 +125,17 @@ def _square(y: Coefficients, start: int = 0) -> Any:
 # -- exponentials, logarithms, roots and powers ----------------------------------------------------------------------
 
 
+def exp_from(start: Any, x: Coefficients, rate: Any = None) -> Coefficients:
+    """start exp(rate (x - x[0])): the value of a large exponent is rounded, and is not used."""
+    return solve_for(start, x, lambda y: y[-1], rate)
+
+
 def exp(x: Coefficients) -> Coefficients:
-    return solve_for(x[0].exp(), x, lambda y: y[-1])
+    return exp_from(x[0].exp(), x)
 
 
 def exp2(x: Coefficients) -> Coefficients:
-    return solve_for(x[0].exp2(), x, lambda y: y[-1], log_of(2))
+    return exp_from(x[0].exp2(), x, log_of(2))
 
 
 def expm1(x: Coefficients) -> Coefficients:
@@ -142,11 +147,11 @@ def log(x: Coefficients) -> Coefficients:
 
 
 def log2(x: Coefficients) -> Coefficients:
-    return [x[0].log2(), *scale(log(x)[1:], 1 / log_of(2))]
+    return integrate(x[0].log2(), x, reciprocal(scale(x, log_of(2))))
 
 
 def log10(x: Coefficients) -> Coefficients:
-    return [x[0].log10(), *scale(log(x)[1:], 1 / log_of(10))]
+    return integrate(x[0].log10(), x, reciprocal(scale(x, log_of(10))))
 
 
 def log1p(x: Coefficients) -> Coefficients:
@@ -303,7 +308,15 @@ def tan(x: Coefficients) -> Coefficients:
 
 
 def tanh(x: Coefficients) -> Coefficients:
-    return solve_for(x[0].tanh(), x, lambda y: 1 - _square(y) if len(y) == 1 else _minus(_square(y)))
+    return solve_for(x[0].tanh(), x, lambda y: _sech_square(x[0]) if len(y) == 1 else _minus(_square(y)))
+
+
+def _sech_square(x: Tensor) -> Tensor:
+    """1 - tanh(x)^2, which has no digits left of a real number beyond 19."""
+    if x.is_complex():
+        return 1 - x.tanh() ** 2
+    far = (x.abs() * -2).exp()
+    return 4 * far / (1 + far) ** 2
 
 
 def _minus(x: Any) -> Any:
@@ -323,7 +336,11 @@ def atanh(x: Coefficients) -> Coefficients:
 
 
 def _one_minus_square(x: Coefficients) -> Coefficients:
-    return [(1 - x[0]) * (1 + x[0]), *scale(multiply(x, x)[1:], -1)]
+    square = (1 - x[0]) * (1 + x[0])
+    if x[0].is_complex():  # where one part of x is small, the sums above lose it
+        a, b = x[0].real, x[0].imag
+        square = torch.complex((1 - a) * (1 + a) + b * b, -2 * a * b)
+    return [square, *scale(multiply(x, x)[1:], -1)]
 
 
 def atan(x: Coefficients) -> Coefficients:
@@ -370,16 +387,24 @@ def polygamma(x: Coefficients, n: int) -> Coefficients:
 
 
 def sigmoid(x: Coefficients) -> Coefficients:
-    y0 = x[0].sigmoid()
-    other = (-x[0]).sigmoid()  # computing 1 - y would leave only rounding errors for large x
+    y0, other = _logistic(x[0]), _logistic(-x[0])  # computing 1 - y would leave only rounding errors for large x
+    # the two are equal up to rounding near 0
+    difference = other - y0 if x[0].is_complex() else (x[0] * -0.5).tanh()
 
     def slope(y: Coefficients) -> Any:
         if len(y) == 1:
             return y0 * other
-        inner = sum_of([_minus(_square(y, 1)), None if y[-1] is None else y[-1] * (other - y0)])
-        return inner
+        return sum_of([_minus(_square(y, 1)), None if y[-1] is None else y[-1] * difference])
 
     return solve_for(y0, x, slope)
+
+
+def _logistic(x: Tensor) -> Tensor:
+    if not x.is_complex():
+        return x.sigmoid()
+    right = x.real >= 0
+    e = torch.where(right, -x, x).exp()  # PyTorch's is nan where this overflows on the other side
+    return torch.where(right, 1, e) / (1 + e)
 
 
 def log_sigmoid(x: Coefficients) -> Coefficients:
@@ -393,7 +418,8 @@ def silu(x: Coefficients) -> Coefficients:
 def gelu(x: Coefficients, approximate: str = "none") -> Coefficients:
     if approximate == "none":
         density = _gauss(x, 1 / sqrt_of(2 * pi), 0.5)
-        return multiply(x, integrate(torch.special.ndtr(x[0]), x, density))
+        normal = 0.5 * torch.erfc(x[0] * -sqrt_of(0.5))  # ndtr is 0 in the tail
+        return multiply(x, integrate(normal, x, density))
     # beyond 40 the sigmoid is 0 or 1 in every dtype, and the cube of a float16 overflows
     within = [x[0].clamp(-40, 40), *x[1:]]
     inner = scale(add(within, scale(power(within, 3), 0.044715)), 2 * sqrt_of(2 / pi))
