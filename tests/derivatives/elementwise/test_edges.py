@@ -270,3 +270,13 @@ def test_bessel_functions_with_a_pole_at_zero_have_infinite_slopes(name, zero):
         slope = torch.func.grad(function)
         assert slope(number(zero)) == (inf if order.startswith("y") else -inf)
         assert not torch.func.grad(slope)(number(zero)).isfinite()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gelu_of_half_precision_in_its_tail(dtype):
+    """PyTorch's kernel is 0 below -6 in single precision only."""
+    x = torch.linspace(-13, -3, 41).to(dtype).requires_grad_()
+    (expected,) = torch.autograd.grad(torch.nn.functional.gelu(x).sum(), x)
+    with mg.override("*"):
+        (found,) = torch.autograd.grad(torch.nn.functional.gelu(x).sum(), x)
+    assert torch.equal(found, expected) and expected[-8:].all()

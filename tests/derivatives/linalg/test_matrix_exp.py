@@ -130,3 +130,22 @@ def test_the_helper_serves_other_functions():
     found = differential_analytic_matrix_function(A, E, torch.linalg.inv, False)
     inverse = torch.linalg.inv(A)
     torch.testing.assert_close(found, -inverse @ E @ inverse)
+
+
+@pytest.mark.parametrize("dtype, size", [(torch.float32, 1e-37), (torch.float64, 1e-170), (torch.float32, 1e30)])
+def test_cotangents_whose_product_leaves_the_range(dtype, size):
+    """The gradient is linear in the cotangent: a second cotangent is not multiplied by the first."""
+    A = torch.eye(3, dtype=dtype, requires_grad=True)
+    G = torch.full((3, 3), size, dtype=dtype, requires_grad=True)
+    with mg.override():
+        (first,) = torch.autograd.grad(torch.matrix_exp(A), A, G, create_graph=True)
+        (second,) = torch.autograd.grad(first, G, torch.full_like(G, size))
+    torch.testing.assert_close(second / size, torch.full_like(G, math.e), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("adjoint", [False, True])
+def test_derivatives_of_the_differential(adjoint):
+    A, E = (random(4, 4, dtype=torch.complex128, seed=seed).requires_grad_() for seed in range(2))
+    f = lambda A, E: differential(A, E, adjoint)  # noqa: E731
+    assert torch.autograd.gradcheck(f, (A, E), check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(f, (A, E), check_fwd_over_rev=True, check_rev_over_rev=True)

@@ -111,6 +111,7 @@ def elementwise(
     source: str = "ATen derivatives.yaml",
     from_result: FromResult | None = None,
     tangent: Callable[..., Any] | None = None,
+    rounds: bool = True,
     **about: Any,
 ) -> Rule | None:
     """Bind an elementwise operator to the derivative of its output, and add the rule to ``mg.rules``.
@@ -134,6 +135,8 @@ def elementwise(
         from_result: the derivative as a function of the result, for the in-place operator.
         tangent: a formula for the tangent of the output, if it is not computed as the sum of the products; it binds
             names like a jvp. Its result is broadcast and cast to the output.
+        rounds: whether the derivative is to be computed in single precision for half: False for one kernel of PyTorch's,
+            which does so itself.
         about: further arguments of `rule`, such as ``improves`` or ``since``; ``finite=True`` if the derivative is a
             finite number for all inputs, including nan, or a choice.
 
@@ -162,7 +165,7 @@ def elementwise(
             from_result, vjp=_pullback(inputs[0], from_result.vjp, broadcasts=False, rounds=True)
         )
     domains = domain if isinstance(domain, Mapping) else dict.fromkeys(inputs, domain)
-    rounds = not about.get("finite")
+    rounds = rounds and not about.get("finite")
     # in alphabetical order as in PyTorch: autograd then sums up a second derivative in PyTorch's order
     return rule(
         name,

@@ -17,12 +17,15 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_manualgrad.core.engine.strong_arithmetic import by_matrix
 from torch_manualgrad.core.rule import formula, rule
+
+from ..terms import total
 
 
 def differential_analytic_matrix_function(
@@ -31,10 +34,19 @@ def differential_analytic_matrix_function(
     """$L(A, grad)$, or $L(A^H, grad)$ if ``adjoint``, for any analytic function of matrices, by the block matrix."""
     A = self.mH if adjoint else self
     n = A.shape[-1]
-    size = grad.detach().abs().sum(-2, keepdim=True).amax(-1, keepdim=True) if grad.numel() else grad.abs()
-    size = torch.where((size > 0) & size.isfinite(), size, 1)
-    block = torch.cat((torch.cat((A, grad / size), -1), torch.cat((torch.zeros_like(A), A), -1)), -2)
-    return matrix_function(block)[..., :n, n:] * size
+    size = _size(grad)
+    return matrix_function(_upper(A, grad / size))[..., :n, n:] * size
+
+
+def _size(E: Tensor) -> Tensor:
+    """A norm of $E$ as a constant, (*, 1, 1), or 1 where it is zero or not finite."""
+    size = E.detach().abs().sum(-2, keepdim=True).amax(-1, keepdim=True) if E.numel() else E.abs()
+    return torch.where((size > 0) & size.isfinite(), size, 1)
+
+
+def _upper(A: Tensor, E: Tensor) -> Tensor:
+    """$[[A, E], [0, A]]$."""
+    return torch.cat((torch.cat((A, E), -1), torch.cat((torch.zeros_like(A), A), -1)), -2)
 
 
 # exp(X) is computed as its Taylor polynomial T of degree 16 for |X|_1 up to these bounds; a larger matrix is halved
@@ -131,6 +143,37 @@ def linalg_matrix_exp_differential(self: Tensor, grad: Tensor, adjoint: bool) ->
     _check(self, grad)
     A, E = _widened(self), _widened(grad)
     return differential_analytic_matrix_function(A, E, torch.linalg.matrix_exp, adjoint).to(self.dtype).contiguous()
+
+
+def _second_differential(A: Tensor, E: Tensor, F: Tensor) -> Tensor:
+    """The tangent of $L(A, E)$ as $A$ moves along $F$: a block of that of $exp [[A, E], [0, A]]$. Bilinear and symmetric in $E$ and $F$."""
+    A, E, F = _widened(A), _widened(E), _widened(F)
+    n, size = A.shape[-1], _size(E)
+    block, along = _upper(A, E / size), _upper(F, torch.zeros_like(F))
+    return linalg_matrix_exp_differential(block, along, False)[..., :n, n:] * size
+
+
+# Scaled cotangents of scaled arguments would be as small as a product of the two; L is linear in its second argument.
+@linalg_matrix_exp_differential.impl_backward
+def _(ctx: Any, given: Any, grad: Tensor) -> dict[str, Tensor | None]:
+    A, E, adjoint = given
+    needs = ctx.needs_input_grad
+    first, second = (E, grad.mH) if adjoint else (E.mH, grad)
+    return {
+        "self": _second_differential(A.mH, first, second).to(A.dtype) if needs["self"] else None,
+        "grad": linalg_matrix_exp_differential(A, grad, not adjoint) if needs["grad"] else None,
+    }
+
+
+@linalg_matrix_exp_differential.impl_jvp
+def _(given: Any, output: Tensor, tangents: Any) -> Tensor | None:
+    A, E, adjoint = given
+    A_t, E_t, _ = tangents
+    moved = None if E_t is None else linalg_matrix_exp_differential(A, E_t, adjoint)
+    if A_t is None:
+        return moved
+    A, A_t = (A.mH, A_t.mH) if adjoint else (A, A_t)
+    return total(_second_differential(A, E, A_t).to(A.dtype), moved)
 
 
 @linalg_matrix_exp_differential.impl("cpu")
