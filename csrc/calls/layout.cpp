@@ -29,7 +29,7 @@ constexpr Entry kEntries[] = {
     FIELD(Compiled, inputs),
     FIELD(Compiled, devices),
     FIELD(Compiled, largest),
-    FIELD(Compiled, declines),
+    FIELD(Compiled, reports),
     FIELD(Compiled, real),
     FIELD(Compiled, only),
     FIELD(Compiled, contiguous),

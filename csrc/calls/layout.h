@@ -49,7 +49,7 @@ struct Compiled {
   Ints inputs;
   int64_t devices;
   int64_t largest;
-  int64_t declines;
+  bool reports;
   bool real;
   Span<Condition> only;
   Ints contiguous;

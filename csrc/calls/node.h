@@ -157,7 +157,8 @@ struct RuleNode : public Node {
     if (!any) return variable_list(mask.size());  // undefined, as PyTorch's are
     if (table.compiled) {
       Stack stack;
-      if (served(*table.compiled, mask, tensors, grads, stack) && computed(table, stack)) {
+      if (served(*table.compiled, mask, tensors, grads, stack)) {
+        compute(table, stack);
         ++counts.compiled;
         variable_list found(mask.size());
         for (size_t i = 0; i < table.compiled->inputs.size(); ++i) {
@@ -174,15 +175,14 @@ struct RuleNode : public Node {
     return found ? *std::move(found) : vjp(false);
   }
 
-  // Replaces the arguments by the results; false if the formula leaves the call to the vjp.
-  static bool computed(const Table& table, Stack& stack) {
+  // Replaces the arguments by the results.
+  static void compute(const Table& table, Stack& stack) {
     const CompiledVjp& vjp = *table.compiled;
     {
       const at::AutoDispatchBelowADInplaceOrView guard;
       vjp.op.callBoxed(&stack);
     }
-    if (!vjp.declines || !stack.back().toTensor().item<bool>()) return true;
-    return vjp.declines > 1 && report_in_python(table);
+    if (vjp.reports && stack.back().toTensor().item<bool>()) report_in_python(table);
   }
 
   // Whether the gradient may be differentiated again. The function that torch.func.vjp returns runs in grad mode with

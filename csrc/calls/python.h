@@ -56,10 +56,10 @@ inline variable_list push_forward_in_python(const Table& table, const variable_l
   return result;
 }
 
-// Lets the rule report what its compiled formula found. Returns true.
-inline bool report_in_python(const Table& table) {
+// Lets the rule report what its compiled formula found.
+inline void report_in_python(const Table& table) {
   static const PythonOp report("manualgrad_calls::report");
-  return report({table.rule}).toBool();
+  report({table.rule});
 }
 
 // Whether these are known to be finite.

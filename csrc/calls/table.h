@@ -50,7 +50,7 @@ struct CompiledVjp {
   std::vector<int64_t> inputs;  // the places, among the tensor arguments, whose gradients are its results
   int64_t devices;              // 1: CPU, 2: CUDA
   int64_t largest;              // of a matrix, rows or columns; -1: any shape
-  int64_t declines;             // if its last result is a bool: 1, true leaves the call to the vjp; 2, true is reported
+  bool reports;                 // whether its last result is a bool that is reported if it is true
   bool real;                    // no complex numbers
   std::vector<std::pair<int64_t, IValue>> only;  // (constant, the value that it must have)
   std::vector<int64_t> contiguous;               // saved tensors that must be contiguous
@@ -254,7 +254,7 @@ inline CompiledVjp read_compiled_vjp(const layout::Compiled& sent) {
   const auto& parameters = op.schema().arguments();
   TORCH_CHECK(static_cast<size_t>(sent.arguments.size) == parameters.size(), "torch_manualgrad: ", full, " has ",
               parameters.size(), " arguments, and its rule binds ", sent.arguments.size);
-  CompiledVjp vjp{op, list(sent.inputs),     sent.devices,         sent.largest,      sent.declines,      sent.real,
+  CompiledVjp vjp{op, list(sent.inputs),     sent.devices,         sent.largest,      sent.reports,       sent.real,
                   {}, list(sent.contiguous), list(sent.one_batch), list(sent.square), list(sent.nonzero), {}};
   for (const layout::Condition& condition : sent.only) {
     vjp.only.emplace_back(condition.constant, value_of(condition.value));

@@ -15,6 +15,8 @@ namespace manualgrad {
 // Derivatives of LU, Cholesky, QR, determinants, inverses and solves: both dims, on either device. One matrix per lane
 // on the CPU, one per thread or warp on CUDA.
 constexpr int64_t kLaneOrder = 32;
+// QR of complex128 on CUDA: its matrices fit into 64 kB of shared memory.
+constexpr int64_t kSharedQr = 24;
 // The same for one real square matrix at a time, on the CPU. LU and QR use the kernel up to this order.
 constexpr int64_t kCachedOrder = 256;  // linalg.py --operators lu qr, 2026-11-22
 // Derivatives of the SVD and of eigh: matrices with a larger dim go through products of whole batches. The second is

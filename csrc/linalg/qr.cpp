@@ -3,6 +3,8 @@
 
 #include "run_on_cpu.h"
 
+#include <vector>
+
 namespace manualgrad {
 namespace {
 
@@ -12,16 +14,16 @@ struct OneQr {
   using Matrix = CachedMatrix<T, Bytes>;
   int n, pitch;
 
-  // The column from which on the derivative is undefined, given L = R^T.
-  int first_undefined(const T* L) const {
+  // Whether the rank is full, given L = R^T, as QrRank judges it.
+  bool is_regular(const T* L) const {
     const T rounding = static_cast<T>(n) * std::numeric_limits<T>::epsilon();
     for (int j = 0; j < determining<T>(n, n); ++j) {
       T column{};
 #pragma omp simd reduction(+ : column)
       for (int i = 0; i <= j; ++i) column += absolute(L[j * pitch + i]) * rounding;
-      if (absolute(L[j * pitch + j]) <= column) return j;
+      if (absolute(L[j * pitch + j]) <= column) return false;
     }
-    return n;
+    return true;
   }
 
   static void settle(T* x, int count) {
@@ -50,15 +52,62 @@ struct OneQr {
   }
 };
 
+// A matrix without full rank, and what decides on its cotangent.
+template <class T>
+class Deficient {
+ public:
+  Deficient(const QrArguments<T>& at, int64_t b, int n) : n_(n), loader_{{}, b}, memory_(3 * n * n) {
+    T *R = memory_.data(), *G = R + n * n, *S = nullptr;
+    read_upper(loader_, at.R, n, R);
+    if (at.given_Q.data != nullptr) loader_.read(at.given_Q, n, n, G);
+    if (at.given_R.data != nullptr) read_upper(loader_, at.given_R, n, S = G + n * n);
+    const QrRank<T> rank(loader_.threads, R, n, n, n);
+    first_ = rank.first();
+    left_by_rounding_ = rank.left_by_rounding(loader_.threads, G, S);
+    explained_ = rank.explained(loader_.threads, G, S);
+  }
+
+  int first() const { return first_; }
+  bool left_by_rounding() const { return left_by_rounding_; }
+  bool bounds(const MatrixBatch<T>& found) {
+    T *R = memory_.data(), *G = R + n_ * n_;
+    loader_.read({found.data, found.batch_stride, found.row_stride, found.column_stride}, n_, n_, G);
+    return QrRank<T>(loader_.threads, R, n_, n_, n_).bounds(loader_.threads, G, explained_);
+  }
+
+ private:
+  int n_, first_;
+  MatrixLoader<SingleThread> loader_;
+  std::vector<T> memory_;
+  bool left_by_rounding_;
+  T explained_;
+};
+
 struct CachedQr {
   template <class T, int Bytes>
   static void vjp(const QrArguments<T>& at, int64_t b, int, int n, CachedScratch<T>& scratch) {
+    const int pitch = row_pitch<T>(n);
+    T* const L = scratch.matrix(0);
+    const auto load = [&] { load_lower(at.R.transposed(), b, n, L, pitch, true); };
+    load();
+    if (OneQr<T, Bytes>{n, pitch}.is_regular(L)) return vjp_from<T, Bytes>(at, b, n, n, scratch);
+    Deficient<T> deficient(at, b, n);
+    if (deficient.left_by_rounding()) {
+      vjp_from<T, Bytes>(at, b, n, n, scratch);
+      if (deficient.bounds(at.out)) return;
+      load();
+    }
+    vjp_from<T, Bytes>(at, b, n, deficient.first(), scratch);
+  }
+
+ private:
+  // With L = R^T in the first matrix. From column `first` on, cotangents that are not zero are nan.
+  template <class T, int Bytes>
+  static void vjp_from(const QrArguments<T>& at, int64_t b, int n, int first, CachedScratch<T>& scratch) {
     using Matrix = CachedMatrix<T, Bytes>;
     const int pitch = row_pitch<T>(n);
     const OneQr<T, Bytes> one{n, pitch};
     T *L = scratch.matrix(0), *S = scratch.matrix(1), *M = scratch.matrix(2), *X = scratch.matrix(3);
-    load_lower(at.R.transposed(), b, n, L, pitch, true);
-    const int first = one.first_undefined(L);
     if (at.given_R.data != nullptr) {
       load_upper(at.given_R, b, n, S, pitch);
       for (int j = first; j < n; ++j) one.settle(S + j * pitch, n);

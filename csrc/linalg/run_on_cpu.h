@@ -11,6 +11,7 @@ template <class Cached = void>
 struct Cpu {
   // The largest order of real square matrices in vjps.
   static constexpr int64_t kVjpOrder = kCachedOrder;
+  static constexpr bool kIsGpu = false;
 
   // Kernel<S, F> over a batch that is not empty.
   template <template <class, int> class Kernel, class Arguments>
@@ -18,12 +19,12 @@ struct Cpu {
     using S = typename Arguments::Scalar;
     using Any = Kernel<S, 0>;
     constexpr bool kReal = !NumberTraits<S>::kComplex;
+    constexpr bool kFixed = (Any::kUnroll == Unroll::kOnCpu || Any::kUnroll == Unroll::kAlways) && kReal;
     if constexpr (Any::kCached && kReal) {
       if (prefers_cache<Any>(batch, m, n)) return run_cached<Cached>(arguments, batch, m, n);
     }
     with_order<Kernel, false>(arguments, batch, m, n, [&](const auto& any) {
-      with_order<Kernel, Any::kUnroll == Unroll::kAlways && kReal>(
-          arguments, batch, m, n, [&](const auto& kernel) { run_in_lanes(kernel, any); });
+      with_order<Kernel, kFixed>(arguments, batch, m, n, [&](const auto& kernel) { run_in_lanes(kernel, any); });
     });
   }
 

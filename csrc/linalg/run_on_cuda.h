@@ -118,12 +118,14 @@ void launch_lanes(const Tensor& like, const Kernel& kernel, int64_t order) {
 
 struct Cuda {
   static constexpr int64_t kVjpOrder = kLaneOrder;
+  static constexpr bool kIsGpu = true;
 
   // Kernel<S, F> over a batch that is not empty.
   template <template <class, int> class Kernel, class Arguments>
   static void run(const Tensor& like, const Arguments& arguments, int64_t batch, int64_t m, int64_t n) {
     using S = typename Arguments::Scalar;
-    constexpr bool kFixed = Kernel<S, 0>::kUnroll != Unroll::kNever && !NumberTraits<S>::kComplex;
+    constexpr Unroll kUnroll = Kernel<S, 0>::kUnroll;
+    constexpr bool kFixed = (kUnroll == Unroll::kOnCuda || kUnroll == Unroll::kAlways) && !NumberTraits<S>::kComplex;
     with_order<Kernel, kFixed>(arguments, batch, m, n, [&](const auto& kernel) {
       using Sized = std::decay_t<decltype(kernel)>;
       if constexpr (Sized::kOrder > 0) {

@@ -15,7 +15,7 @@
 
 namespace manualgrad {
 
-enum class Unroll { kNever, kOnCuda, kAlways };
+enum class Unroll { kNever, kOnCpu, kOnCuda, kAlways };
 
 using Pivots = MatrixBatch<const int32_t>;
 

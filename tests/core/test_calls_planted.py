@@ -35,7 +35,7 @@ FAULTS = {
         "if (mask[input]) found[input] = std::move(stack[i]).toTensor();",
         "if (mask[input]) found[input] = stack[i].toTensor() + stack[i].toTensor();",
     ),
-    "it never declines": ("if (!vjp.declines || !stack", "if (true || !stack"),
+    "it never reports": ("if (vjp.reports && stack", "if (false && stack"),
     "it is taken for any constant": ("if (constants[constant] != value) return false;", "(void)constant, (void)value;"),
     "everything is saved": ("table.selective && !used", "false && !used"),
     "the second backward is not refused": (

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import torch_manualgrad as mg
 from helpers.tensors import random
+from torch_manualgrad.core.limits import LIMITS
 from torch_manualgrad.core.op.custom_op import CustomOp
 
 DTYPES = [torch.float32, torch.float64, torch.complex64, torch.complex128]
@@ -110,6 +111,14 @@ def qr(
     return gQ, gR, Q, R
 
 
+def deficient_qr(*batch: int, m: int, n: int, dtype: torch.dtype, rank: int) -> tuple:
+    """For a loss of $Q R$, which is smooth; the leading columns are independent."""
+    A = random(*batch, m, rank, dtype=dtype, seed=3) @ random(*batch, rank, n, dtype=dtype, seed=4)
+    Q, R = torch.linalg.qr(A)
+    G = random(*A.shape, dtype=dtype, seed=5)
+    return G @ R.mH, (Q.mH @ G).triu(), Q, R
+
+
 # operator -> its arguments for square matrices, at (*batch, n=, dtype=)
 OPERATORS: dict[str, Callable[..., tuple]] = {
     "linalg_lu_backward": lambda *batch, n, dtype: lu_arguments(*batch, m=n, n=n, dtype=dtype),
@@ -151,10 +160,13 @@ def cases(sizes: list[int], larger: list[int]) -> list[Any]:
     return [pytest.param(name, n, dtype, id=f"{name}-{n}-{str(dtype)[6:]}") for name, n, dtype in found]
 
 
-def skip_unless_taken(n: int, device: str, name: str = "linalg_lu_backward") -> None:
+def skip_unless_taken(
+    n: int, device: str, name: str = "linalg_lu_backward", dtype: torch.dtype = torch.float64
+) -> None:
     if device not in getattr(mg.ops, name).kernels:
         pytest.skip("no such kernel")
-    if n > max(SIZES) and device != "cpu":
+    shared = name == "linalg_qr_backward" and dtype == torch.complex128
+    if n > (LIMITS["shared_qr"] if shared else max(SIZES)) and device != "cpu":
         pytest.skip("the kernel takes smaller matrices")
 
 

@@ -161,7 +161,7 @@ def _compiled(vjp: CompiledVjp) -> str:
         *[f"{name} = {value!r}" for name, value in vjp.only.items()],
         *[f"{what} {', '.join(getattr(vjp, name))}" for name, what in _CONDITIONS.items() if getattr(vjp, name)],
     ]
-    kernels = ", ".join(device for device in vjp.formula.kernels if device != "default")
+    kernels = "cpu" if vjp.on_cpu else ", ".join(device for device in vjp.formula.kernels if device != "default")
     limits = f"; only {', '.join(conditions)}" if conditions else ""
     return f"of {', '.join(vjp.names)}: {vjp.formula.__name__}, in C++ on {kernels}{limits}"
 

@@ -2,6 +2,7 @@
 
 LIMITS = {
     "lane_order": 32,
+    "shared_qr": 24,
     "cached_order": 256,
     "spectrum_order": 32,
     "lane_spectrum": 16,

@@ -83,8 +83,11 @@ for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch
 for dtype, n in itertools.product(DOUBLES, (3, 6)):
     of = f"{str(dtype)[6:]} {n}"
     for name in factor.OPERATORS:
-        if name != "linalg_qr_backward":
-            CASES[f"{name} {of}"] = lambda name=name, dtype=dtype, n=n: factor.OPERATORS[name](3, n=n, dtype=dtype)
+        CASES[f"{name} {of}"] = lambda name=name, dtype=dtype, n=n: factor.OPERATORS[name](3, n=n, dtype=dtype)
+    for p in (1, n - 1):
+        CASES[f"linalg_qr_backward {of} rank {p}"] = lambda dtype=dtype, n=n, p=p: factor.deficient_qr(
+            3, m=n + 1, n=n, dtype=dtype, rank=p
+        )
     CASES[f"svd_jacobi {of}"] = lambda dtype=dtype, n=n: (random(3, n + 2, n, dtype=dtype),)
     CASES[f"eigh_jacobi {of}"] = lambda dtype=dtype, n=n: (random(3, n, n, dtype=dtype), True)
     CASES[f"lu_small {of}"] = lambda dtype=dtype, n=n: (random(3, n, n + 1, dtype=dtype),)
@@ -185,10 +188,7 @@ def traffic(op: Callable[..., object], given: tuple) -> tuple[int, int, int, int
 
 
 # they read parts of matrices: lanes outside skip an access, and their later ones are counted at another time
-OF_TRIANGLES = ("cholesky_backward", "linalg_lu_backward", "linalg_lu_jvp")
-
-
-SMALL = [name for name in factor.OPERATORS if name != "linalg_qr_backward"]
+OF_TRIANGLES = ("cholesky_backward", "linalg_lu_backward", "linalg_lu_jvp", "linalg_qr_backward")
 
 
 def traffic_of(name: str, n: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
@@ -203,7 +203,7 @@ def traffic_of(name: str, n: int, dtype: torch.dtype) -> tuple[int, int, int, in
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64], ids=str)
 @pytest.mark.parametrize("n", [8, 16, 32])
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", factor.OPERATORS)
 def test_memory_is_used_as_few_times_as_can_be(name, n, dtype):
     """Nearly as few wavefronts as the bytes need: no conflicts of banks between the rows of a matrix. And as few sectors of
     global memory, whether matrices are row-major or, like those of LAPACK, column-major.

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import torch
-from cases import SMALL, traffic_of
+from cases import traffic_of
+from helpers.factors import OPERATORS
 from traffic import Traffic
 
 ORDERS = (4, 8, 16, 32)
@@ -17,7 +18,7 @@ if __name__ == "__main__":
     with Path(sys.argv[1]).open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["operator", "n", "dtype", *Traffic._fields])
-        for name in SMALL:
+        for name in OPERATORS:
             for n in ORDERS:
                 for dtype in DTYPES:
                     writer.writerow([name, n, str(dtype).removeprefix("torch."), *traffic_of(name, n, dtype)])

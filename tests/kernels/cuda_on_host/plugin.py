@@ -7,9 +7,11 @@ import os
 import zlib
 
 import pytest
+import torch
 
 # the CPU's kernels, but not CUDA's, take real square matrices up to 256
 LARGEST_FACTOR = 32
+LARGEST_QR = 24  # of complex128
 # about the CPU's threads, and of errors that a device cannot raise (cases.py has what it does instead)
 OF_THE_CPU = (
     "test_threads_do_not_change_a_bit",
@@ -33,12 +35,14 @@ def _of_the_cpu(item: pytest.Item) -> bool:
     given = item.callspec.params if hasattr(item, "callspec") else {}
     if given.get("device") == "cuda" or item.originalname in OF_THE_CPU:
         return True
-    if item.path.name != "test_factor_kernels.py":
+    if item.path.name not in ("test_factor_kernels.py", "test_qr_kernels.py"):
         return False
     in_cache = (
         item.originalname == "test_an_argument_of_the_wrong_shape_is_named" and given["name"] in item.module.IN_CACHE
     )
-    return in_cache or max(given.get("n", 0), given.get("m", 0)) > LARGEST_FACTOR
+    of_qr = "qr" in item.originalname or given.get("name") == "linalg_qr_backward" or "qr" in item.path.name
+    largest = LARGEST_QR if of_qr and given.get("dtype") == torch.complex128 else LARGEST_FACTOR
+    return in_cache or max(given.get("n", 0), given.get("m", 0)) > largest
 
 
 @pytest.hookimpl(trylast=True)

@@ -26,7 +26,7 @@ else:
 TESTS = [
     *(
         f"kernels/test_{name}_kernels.py"
-        for name in ("norm", "distance", "segment", "factor", "spectrum", "strong_times", "gamma")
+        for name in ("norm", "distance", "segment", "factor", "qr", "spectrum", "strong_times", "gamma")
     ),
     "primal/test_primal.py",
     "primal/test_replacement.py",

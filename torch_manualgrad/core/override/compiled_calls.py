@@ -417,8 +417,8 @@ def _defers(rule: int, values: Any) -> bool:
 
 def _report(rule: int) -> bool:
     compiled = _rule(rule).compiled_vjp
-    assert compiled is not None and callable(compiled.declines)
-    compiled.declines()
+    assert compiled is not None and compiled.reports is not None
+    compiled.reports()
     return True
 
 

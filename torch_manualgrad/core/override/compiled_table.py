@@ -166,7 +166,7 @@ class Compiled(ctypes.Structure):
         ("inputs", Ints),
         ("devices", c_int64),
         ("largest", c_int64),
-        ("declines", c_int64),
+        ("reports", c_bool),
         ("real", c_bool),
         ("only", Conditions),
         ("contiguous", Ints),
@@ -410,7 +410,7 @@ def _compiled(derivative: RuleDerivative, compiled: CompiledVjp) -> Compiled:
     known = [*signature.names, *signature.output_names]
     saved = [known[i] for i in derivative.tensor_places]
     constants = [known[i] for i in derivative.constant_places]
-    devices = ("cpu",) if compiled.declines else compiled.formula.kernels
+    devices = ("cpu",) if compiled.on_cpu else compiled.formula.kernels
 
     def argument(parameter: str) -> Argument:
         source = compiled.bind.get(parameter, parameter)
@@ -433,7 +433,7 @@ def _compiled(derivative: RuleDerivative, compiled: CompiledVjp) -> Compiled:
         inputs=_ints(signature.tensor_names.index(name) for name in compiled.names),
         devices=sum(Devices[kind.upper()] for kind in devices),
         largest=-1 if compiled.largest is None else compiled.largest,
-        declines=2 if callable(compiled.declines) else int(compiled.declines),
+        reports=compiled.reports is not None,
         real=compiled.real,
         only=_filled(Conditions, [Condition(constants.index(n), _literal(x)) for n, x in compiled.only.items()]),
         contiguous=places(compiled.contiguous),

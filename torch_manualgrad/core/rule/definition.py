@@ -65,9 +65,8 @@ class CompiledVjp(NamedTuple):
         one_batch: matrices or vectors that must have the batch dims of the first of these, which are matrices.
         square: inputs and outputs that must be square matrices.
         nonzero: inputs and outputs that must be on the CPU, where the check is cheap, and have no zero.
-        declines: the kernel has one more result, a 0-dim bool: if true, it leaves the call to the vjp, or, if this is a
-            function, that is called and the results are kept. Only for the CPU: reading it would synchronize with a
-            GPU.
+        reports: the kernel has one more result, a 0-dim bool: if true, this function is called.
+        on_cpu: only for calls on the CPU.
     """
 
     inputs: str | tuple[str, ...]
@@ -80,7 +79,8 @@ class CompiledVjp(NamedTuple):
     one_batch: tuple[str, ...] = ()
     square: tuple[str, ...] = ()
     nonzero: tuple[str, ...] = ()
-    declines: bool | Callable[[], None] = False
+    reports: Callable[[], None] | None = None
+    on_cpu: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -390,7 +390,7 @@ class Rule:
             if name not in self.signature.names or name in self.signature.tensor_names:
                 raise ValueError(f"rule {self.name}: compiled_vjp has a condition on {name!r}, which is no constant")
         results = len(compiled.operator.signature.returns)
-        if results != len(compiled.names) + bool(compiled.declines):
+        if results != len(compiled.names) + (compiled.reports is not None):
             raise ValueError(
                 f"rule {self.name}: compiled_vjp has {results} results for {len(compiled.names)} gradients"
             )

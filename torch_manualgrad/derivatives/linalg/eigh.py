@@ -151,7 +151,7 @@ eigh_rule = rule(
     vjp={"A": linalg_eigh_backward.bind(**_GRADS, **_OUTPUTS)},
     jvp={("eigenvalues", "eigenvectors"): linalg_eigh_jvp.bind(**_OUTPUTS)},
     compiled_vjp=CompiledVjp(
-        "A", linalg_eigh_backward, _GRADS | _OUTPUTS | vars(Degeneracy()), declines=partial(warn, WHAT)
+        "A", linalg_eigh_backward, _GRADS | _OUTPUTS | vars(Degeneracy()), reports=partial(warn, WHAT), on_cpu=True
     ),
     improves="values",
     source="ATen linalg_eig_backward and linalg_eig_jvp; Giles (2008), 3.1",

@@ -26,12 +26,13 @@ and its derivatives are right.
 Dependent columns. If the rank is $p < n$ and the $p$ leading columns are independent, the rows of $R$ from $p$ on are rounding
 errors, and the columns of $Q$ from $p$ on are determined by these errors. A loss of $Q R$, such as a reconstruction, is still
 smooth. Its cotangent of column $j$ of $Q$ is proportional to $R_jj$. So the quotient has all of its digits although $R_jj$ has
-none, as long as nothing of another scale is added; the formulas for full rank keep the scales apart. A loss that depends on
-these columns alone has a quotient as large as $1 / R_jj$ and no derivative; the result is nan. Where $R_jj$ is exactly zero,
-the cotangent of column $j$ of $Q$, $G R^H$ with $G$ the gradient, is zero, and the cotangent of $R$ has the rest of $G$ only
-down to the diagonal. The cotangents do not determine column $j$ of $G$, and it is nan. For a tangent, the loss is not known:
-the result of the formulas is returned, with a GaugeWarning. A second derivative divides by $R_jj$ twice, has no correct digit,
-and is nan. Traced graphs, and sharded matrices in second order, return nan in all these cases.
+none, as long as nothing of another scale is added; the formulas for full rank keep the scales apart. If $R_jj$ is so much
+smaller than its row that less than half of the digits remain, the result is nan. A loss that depends on these columns alone
+has a quotient as large as $1 / R_jj$ and no derivative; the result is nan. Where $R_jj$ is exactly zero, the cotangent of
+column $j$ of $Q$, $G R^H$ with $G$ the gradient, is zero, and the cotangent of $R$ has the rest of $G$ only down to the
+diagonal. The cotangents do not determine column $j$ of $G$, and it is nan. For a tangent, the loss is not known: the result of
+the formulas is returned, with a GaugeWarning. A second derivative divides by $R_jj$ twice, has no correct digit, and is nan.
+Traced graphs, and sharded matrices in second order, return nan in all these cases.
 
 With mode "complete" and $m > n$, the last $m - n$ columns of $Q$ are any orthonormal basis of the complement of the
 others. The derivative is that of the basis that rotates as little as possible $(Q_2^H dQ_2 = 0)$. It is right for every loss
@@ -217,9 +218,11 @@ def _left_by_rounding(Q: Tensor, R: Tensor, c: int) -> tuple[Tensor, Tensor]:
     dependent = after[..., -1] if c else after.any(-1)
     after = torch.cat([after, dependent.unsqueeze(-1).expand(*after.shape[:-1], R.shape[-2] - c)], -1)
     size = R.triu().abs()
-    small = (size <= size.sum(-2, keepdim=True) * (_NOISE * order * torch.finfo(R.dtype).eps)).all(-1)
-    nonzero = (R.diagonal(dim1=-2, dim2=-1)[..., :c] != 0).all(-1)
-    return dependent & nonzero & (small | ~after).all(-1), after
+    eps = torch.finfo(R.dtype).eps
+    small = (size <= size.sum(-2, keepdim=True) * (_NOISE * order * eps)).all(-1)
+    pivots = size.diagonal(dim1=-2, dim2=-1)[..., :c]
+    precise = (pivots != 0) & (size[..., :c, :] * eps**0.5 <= pivots.unsqueeze(-1)).all(-1)
+    return dependent & (small | ~after).all(-1) & (precise | ~after[..., :c]).all(-1), after
 
 
 def _may_be_left_by_rounding(Q: Tensor, R: Tensor, c: int) -> bool:
@@ -409,14 +412,19 @@ def _where_defined(grad_Q: Tensor | None, grad_R: Tensor | None, A: Tensor, Q: T
     return grad_A
 
 
-def _from_factors(grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
-    """The backward without $A$, for a given cotangent and at most as many columns as rows; and whether it has a nan."""
-    grad_A = _where_defined(grad_Q, grad_R, Q @ R, Q, R).mT.contiguous().mT
-    return grad_A, grad_A.isnan().any()
+def _from_factors(grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, R: Tensor) -> Tensor:
+    """The backward without $A$, for a given cotangent and at most as many columns as rows."""
+    return linalg_qr_backward.reference(grad_Q, grad_R, Q @ R, Q, R, "reduced")
+
+
+def _is_small(Q: Tensor, m: int) -> bool:
+    if Q.is_cuda and Q.dtype == torch.complex128:  # five matrices are in shared memory
+        return m <= LIMITS["shared_qr"]
+    return small(Q, m, in_cache=_IN_CACHE)
 
 
 def _backward_by_rank(
-    compiled: Callable[..., tuple[Tensor, Tensor]],
+    compiled: Callable[..., Tensor],
     grad_Q: Tensor | None,
     grad_R: Tensor | None,
     A: Tensor,
@@ -428,12 +436,10 @@ def _backward_by_rank(
     m, n = A.shape[-2:]
     if mode == "complete" and m > n and grad_Q is not None:
         report(depends_on_basis(Q[..., n:], grad_Q[..., n:]), "warn", "derivative of the QR factorization")
+    if Q.shape[-1] == n and _is_small(Q, m):
+        return compiled(grad_Q, grad_R, Q, R)
     if not A.is_cpu:  # reading the rank would synchronize
         return None
-    if Q.shape[-1] == n and small(Q, m, in_cache=_IN_CACHE):
-        grad_A, undefined = compiled(grad_Q, grad_R, Q, R)
-        if not undefined:
-            return grad_A
 
     def again(*tensors: Tensor | None) -> tuple[Tensor]:
         return (linalg_qr_backward.reference(*tensors, mode),)
@@ -446,6 +452,7 @@ def _backward_by_rank(
 @formula(
     kernels=Kernel(
         "cpu",
+        "cuda",
         when=lambda grad_Q, grad_R, mode: mode in ("reduced", "complete") and not (grad_Q is None and grad_R is None),
         compiled=_from_factors,
         python=_backward_by_rank,
@@ -533,7 +540,7 @@ rule(
     "aten::linalg_qr",
     vjp={"A": linalg_qr_backward},
     compiled_vjp=CompiledVjp(
-        "A", linalg_qr_backward, {}, LARGEST, only={"mode": "reduced"}, square=("R",), declines=True
+        "A", linalg_qr_backward, {}, LARGEST, only={"mode": "reduced"}, square=("R",), on_cpu=True
     ),
     jvp={("Q", "R"): linalg_qr_jvp},
     source="ATen linalg_qr_backward, linalg_qr_jvp",

@@ -244,7 +244,7 @@ svd_rule = rule(
     "aten::_linalg_svd",
     vjp={"A": svd_backward},
     compiled_vjp=CompiledVjp(
-        "A", svd_backward, vars(Degeneracy()), only={"full_matrices": False}, declines=partial(warn, WHAT)
+        "A", svd_backward, vars(Degeneracy()), only={"full_matrices": False}, reports=partial(warn, WHAT), on_cpu=True
     ),
     jvp={("U", "S", "Vh"): linalg_svd_jvp},
     improves="values",
