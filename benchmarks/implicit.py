@@ -8,13 +8,10 @@ torchopt and jax are skipped where they are not installed. Each contender runs i
 
 from __future__ import annotations
 
-import json
-import os
 import resource
-import subprocess
-import sys
 import time
-import warnings
+
+from processes import in_processes
 
 CONTENDERS = ["ours", "unrolled", "torchopt", "jax"]
 NEWTON, STEPS, SIDE = 12, 80, 600
@@ -222,19 +219,7 @@ def measure_jax():
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
-        warnings.simplefilter("ignore")
-        found = measure_jax() if sys.argv[1] == "jax" else measure_torch(sys.argv[1])
-        print(json.dumps(found))
-        return
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
-    results = {}
-    for contender in CONTENDERS:
-        done = subprocess.run([sys.executable, __file__, contender], capture_output=True, text=True, env=environment)
-        if done.returncode:
-            print(f"{contender}: {done.stderr.strip().splitlines()[-1]}")
-            continue
-        results[contender] = json.loads(done.stdout.splitlines()[-1])
+    results = in_processes(CONTENDERS, lambda name: measure_jax() if name == "jax" else measure_torch(name))
     print("| |", " | ".join(results), "|\n|", "--- | " * (len(results) + 1))
     for mode in results["ours"]["modes"]:
         cells = [results[c]["modes"][mode] for c in results]

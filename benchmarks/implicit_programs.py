@@ -10,16 +10,12 @@ process of its own, on one thread.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from processes import in_processes
 
 CONTENDERS = ["ours", "unrolled", "torchopt", "optimistix"]
 EPSILON, SIDE = 0.1, 320
@@ -286,21 +282,14 @@ def library(contender: str) -> Library:
     return Library(torch, torch.tensor, torch.logsumexp, lambda u: torch.nn.functional.pad(u, (1, 1, 1, 1)))
 
 
+def measure(contender: str) -> dict[str, Any]:
+    at = library(contender)
+    run = in_jax if contender == "optimistix" else lambda program: in_torch(contender, program)
+    return {name: run(make(at)) for name, make in PROGRAMS.items()}
+
+
 def main() -> None:
-    if len(sys.argv) > 1:
-        warnings.simplefilter("ignore")
-        contender, at = sys.argv[1], library(sys.argv[1])
-        run = in_jax if contender == "optimistix" else lambda program: in_torch(contender, program)
-        print(json.dumps({name: run(make(at)) for name, make in PROGRAMS.items()}))
-        return
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
-    results = {}
-    for contender in CONTENDERS:
-        done = subprocess.run([sys.executable, __file__, contender], capture_output=True, text=True, env=environment)
-        if done.returncode:
-            print(f"{contender}: {done.stderr.strip().splitlines()[-1]}")
-            continue
-        results[contender] = json.loads(done.stdout.splitlines()[-1])
+    results = in_processes(CONTENDERS, measure)
     print("| |", " | ".join(results), "|\n|", "--- | " * (len(results) + 1))
     for name in PROGRAMS:
         print(f"| {name} |", " | ".join("{:.0e}, {:.3g}".format(*results[c][name]) for c in results), "|")

@@ -8,12 +8,9 @@ asdex is skipped where it is not installed. Each contender runs in a process of 
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
-import warnings
+
+from processes import in_processes
 
 CONTENDERS = ["ours", "asdex"]
 DENSE = 2048  # the most inputs for which the dense derivative is timed
@@ -166,18 +163,7 @@ def measure_asdex():
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
-        warnings.simplefilter("ignore")
-        print(json.dumps(measure_ours() if sys.argv[1] == "ours" else measure_asdex()))
-        return
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
-    results = {}
-    for contender in CONTENDERS:
-        done = subprocess.run([sys.executable, __file__, contender], capture_output=True, text=True, env=environment)
-        if done.returncode:
-            print(f"{contender}: {done.stderr.strip().splitlines()[-1]}")
-            continue
-        results[contender] = json.loads(done.stdout.splitlines()[-1])
+    results = in_processes(CONTENDERS, lambda name: measure_ours() if name == "ours" else measure_asdex())
     columns = ["colors", "detection", "preparation", "evaluation", "compiled", "products", "dense", "error"]
     for contender, rows in results.items():
         print(f"\n{contender}\n| | {' | '.join(columns)} |\n|{' --- |' * (len(columns) + 1)}")
