@@ -13,7 +13,7 @@ namespace manualgrad {
 // --- the sizes that kernels take; they refuse larger ones -----------------------------------------------------------
 
 // Derivatives of LU, Cholesky, QR, determinants, inverses and solves: both dims, on either device. One matrix per lane
-// on the CPU, one per thread or warp on CUDA.
+// on the CPU, one per thread, warp or part of a warp on CUDA.
 constexpr int64_t kLaneOrder = 32;
 // QR of complex128 on CUDA: its matrices fit into 64 kB of shared memory.
 constexpr int64_t kSharedQr = 24;

@@ -69,10 +69,10 @@ class Deficient {
 
   int first() const { return first_; }
   bool left_by_rounding() const { return left_by_rounding_; }
-  bool bounds(const MatrixBatch<T>& found) {
+  bool is_moderate(const MatrixBatch<T>& found) {
     T *R = memory_.data(), *G = R + n_ * n_;
     loader_.read({found.data, found.batch_stride, found.row_stride, found.column_stride}, n_, n_, G);
-    return QrRank<T>(loader_.threads, R, n_, n_, n_).bounds(loader_.threads, G, explained_);
+    return QrRank<T>(loader_.threads, R, n_, n_, n_).is_moderate(loader_.threads, G, explained_);
   }
 
  private:
@@ -94,7 +94,7 @@ struct CachedQr {
     Deficient<T> deficient(at, b, n);
     if (deficient.left_by_rounding()) {
       vjp_from<T, Bytes>(at, b, n, n, scratch);
-      if (deficient.bounds(at.out)) return;
+      if (deficient.is_moderate(at.out)) return;
       load();
     }
     vjp_from<T, Bytes>(at, b, n, deficient.first(), scratch);

@@ -5,11 +5,11 @@
 //
 // Both dims up to kLaneOrder, on the CPU for real square matrices up to kCachedOrder, on CUDA for complex128 up to
 // kSharedQr; float32, float64 and their complex dtypes; any strides, the same batch for all. Only the upper triangles
-// of R and grad_R have an effect. The result is contiguous and column-major. The result of a matrix is bitwise
+// of R and grad_R have an effect. The result is dense and column-major. The result of a matrix is bitwise
 // identical at any position in the batch.
 //
 // Called by the formula of this name in torch_manualgrad/derivatives/linalg/qr.py, which states the mathematics, and,
-// in plain backwards, by csrc/calls.
+// in plain backwards on the CPU, by csrc/calls.
 #pragma once
 
 #include "../math/qr.h"
@@ -38,7 +38,7 @@ struct QrVjp : QrArguments<S>, Order<F> {
   HOST_DEVICE void run(const Loader& loader, N* memory) const {
     const int m = this->m(), n = this->n(), pitch = loader.pitch(n);
     N *Q = memory, *G = Q + m * pitch, *R = G + m * pitch, *S_R = R + n * pitch, *M = S_R + n * pitch,
-      *pivots = M + n * pitch;
+      *pivots = M + n * pitch, *T = pivots + n;
     loader.read(this->Q, m, n, Q);
     read_upper(loader, this->R, n, R);
     const auto read_cotangents = [&] {
@@ -61,7 +61,8 @@ struct QrVjp : QrArguments<S>, Order<F> {
       explained = rank.explained(threads, G, S_R);
     }
     constexpr bool kInLanes = !std::is_same_v<MaskOf<N>, bool>;
-    // twice where some matrices have no full rank: the second time, what is undefined counts
+    // Round 0 is for matrices of full rank, and those with only rounding errors left. Round 1 computes the others
+    // again, with cotangents of what is undefined set to nan; meanwhile lanes keep the first results in `out`.
     for (int round = any(as_regular) ? 0 : 1; round < 2 && any(!done); ++round) {
       if (round == 0) {
         for (int j = threads.rank(); j < n; j += threads.size()) pivots[j] = R[j * pitch + j];
@@ -70,18 +71,18 @@ struct QrVjp : QrArguments<S>, Order<F> {
         if constexpr (kInLanes) loader.write(G, m, n, this->out);
         threads.sync();  // G has been read
         read_cotangents();
-        rank.settle(threads, G, S_R, pivots);
+        rank.nan_unless_zero(threads, G, S_R, pivots);
       }
       if (m == n) {
         square_qr_vjp(threads, Q, R, G, S_R, M, pivots, n, pitch);
       } else if (round == 0) {
         tall_qr_vjp(threads, Q, R, G, S_R, M, pivots, m, n, pitch);
       } else {
-        deficient_qr_vjp(threads, Q, R, G, S_R, M, pivots + n, pivots, m, n, pitch);
+        deficient_qr_vjp(threads, Q, R, G, S_R, M, T, pivots, m, n, pitch);
       }
       if (round == 0) {
         done = regular;
-        if (any(!regular)) done = done | (as_regular & rank.bounds(threads, G, explained));
+        if (any(!regular)) done = done | (as_regular & rank.is_moderate(threads, G, explained));
       } else if constexpr (kInLanes) {
         const MatrixBatch<S>& found = this->out;
         loader.read(MatrixBatch<const S>{found.data, found.batch_stride, found.row_stride, found.column_stride}, m, n,

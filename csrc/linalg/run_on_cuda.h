@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kThreads = 128, kWarp = 32, kSubgroup = 4;
 
-// Neighbouring lanes of a warp that share a matrix: all, or a power of two. The groups of a warp take the same steps,
+// Neighbouring lanes of a warp that share a matrix: 4, 8, 16 or all 32. The groups of a warp take the same steps,
 // so that they reach the same barriers. The lanes of a subgroup share a pair of rows.
 struct LaneGroup {
   int lane, lanes;
@@ -38,11 +38,15 @@ struct LaneGroup {
   }
 };
 
+// How many numbers a thread has for a matrix.
+template <int Order>
+constexpr int kThreadNumbers = 4 * Order * Order + 4 * Order;
+
 // Matrices of an order that is known at compile time.
 template <class Kernel>
 __global__ void __launch_bounds__(kThreads) thread_kernel(Kernel kernel) {
   constexpr int kOrder = Kernel::kOrder;
-  typename Kernel::Scalar memory[4 * kOrder * kOrder + 4 * kOrder];
+  typename Kernel::Scalar memory[kThreadNumbers<kOrder>];
   const int64_t stride = int64_t{gridDim.x} * kThreads;
   for (int64_t b = int64_t{blockIdx.x} * kThreads + threadIdx.x; b < kernel.batch; b += stride) {
     kernel.run(MatrixLoader<InlinedThread>{{}, b}, memory);
@@ -88,6 +92,8 @@ template <class Kernel>
 void launch_threads(const Tensor& like, const Kernel& kernel) {
   const Stream stream(kSmallMatrices, like);
   if constexpr (Kernel::kOrder > 0) {
+    MANUALGRAD_CHECK(kernel.scratch_size() <= kThreadNumbers<Kernel::kOrder>, kSmallMatrices,
+                     "a thread's memory is too small");
     stream.launch(thread_kernel<Kernel>, blocks_of(kernel.batch, kThreads), kThreads, 0, kernel);
   } else {
     const int numbers = kernel.scratch_size() | 1;
@@ -98,6 +104,7 @@ void launch_threads(const Tensor& like, const Kernel& kernel) {
 
 template <class Kernel>
 void launch_lanes(const Tensor& like, const Kernel& kernel, int64_t order) {
+  MANUALGRAD_CHECK(order <= kWarp, kSmallMatrices, "expected orders up to ", kWarp, ", got ", order);
   int lanes = Kernel::kUniform ? kSubgroup : kWarp;
   while (lanes < order) lanes *= 2;
   Kernel largest = kernel;  // with the sizes that padded rows take

@@ -48,7 +48,8 @@ HOST_DEVICE void tall_qr_vjp(const Threads& threads, const N* Q, const N* R, N* 
 }
 
 // The same without using full rank: with H = Q^H G, T = R S^H and K = H + T it is
-// (G + Q (phi(K - K^H) - H)) R^-H + Q S. H, T: memory for (n, n).
+// (G + Q (phi(K - K^H) - H)) R^-H + Q S. H, T: memory for (n, n). inverse: the diagonal of R, with ones where it is
+// zero; becomes the conjugate of its inverse. What is below the diagonal of S is cleared.
 template <class Threads, class N>
 HOST_DEVICE void deficient_qr_vjp(const Threads& threads, const N* Q, const N* R, N* G, N* S, N* H, N* T, N* inverse,
                                   int m, int n, int pitch) {
@@ -86,8 +87,8 @@ HOST_DEVICE void deficient_qr_vjp(const Threads& threads, const N* Q, const N* R
   }
 }
 
-// The same as tall_qr_vjp() for a square Q, with W^H = R^H inner^H instead of W = inner R^-H: upper triangles, like all
-// the others.
+// The same as tall_qr_vjp() for a square Q. With W = K - K^H and K = Q^H G - S R^H it solves R X^H = W^H for an upper
+// triangle X^H, instead of X R^H = W: all triangles are upper ones.
 template <class Threads, class N>
 HOST_DEVICE void square_qr_vjp(const Threads& threads, const N* Q, const N* R, N* G, const N* S, N* M, N* inverse,
                                int n, int pitch) {

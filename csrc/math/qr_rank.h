@@ -27,10 +27,11 @@ HOST_DEVICE RealOf<N> modulus(const N& a) {
   }
 }
 
-// The factor R (n, n) of a matrix (m, n), or of one in each lane: its rows, and the columns of Q, are undefined from
-// the first pivot on that is zero up to rounding, relative to the sum of its column's moduli. The decisions are those
-// of _vanishing(), _left_by_rounding(), _is_needed() and _moderate() in torch_manualgrad/derivatives/linalg/qr.py. G
-// and S: the cotangents of Q and R, S null for zero. Each thread takes columns of its own.
+// The factor R (n, n) of a matrix (m, n), or of one in each lane. From the first pivot on that is zero up to rounding,
+// relative to the sum of its column's moduli, its rows and the columns of Q are undefined. The decisions are those of
+// _vanishing(), _left_by_rounding(), _is_needed() and _is_moderate() in torch_manualgrad/derivatives/linalg/qr.py;
+// change both, and is_regular() in linalg/qr.cpp. gQ and gR: the cotangents of Q and R, gR null for zero. The rows of
+// all are `pitch` apart. Each thread takes columns of its own.
 template <class N>
 class QrRank {
   using T = RealOf<N>;
@@ -56,52 +57,54 @@ class QrRank {
 
   // Whether from there on R has nothing but rounding errors, and a cotangent is not zero.
   template <class Threads>
-  HOST_DEVICE Mask left_by_rounding(const Threads& threads, const N* G, const N* S) const {
-    const T noise = number(kNoise * m_ * kEpsilon), half = square_root(number(kEpsilon)), one = number(1);
-    T large{}, needed{};
+  HOST_DEVICE Mask left_by_rounding(const Threads& threads, const N* gQ, const N* gR) const {
+    const T noise = number(kNoise * m_ * kEpsilon), half_digits = square_root(number(kEpsilon)), one = number(1);
+    T ruled_out{}, needed{};
     for (int j = threads.rank(); j < n_; j += threads.size()) {
       T column{};
       for (int i = 0; i <= j; ++i) column += modulus(R_[i * pitch_ + j]);
       const T bound = column * noise;
       for (int i = 0; i <= j; ++i) {
         const Mask undefined = is_undefined(i);
-        large = select(undefined & !(bound >= modulus(R_[i * pitch_ + j])), one, large);
-        if (S != nullptr) needed = select(undefined & !is_zero(S[i * pitch_ + j]), one, needed);
+        ruled_out = select(undefined & !(bound >= modulus(R_[i * pitch_ + j])), one, ruled_out);
+        if (gR != nullptr) needed = select(undefined & !is_zero(gR[i * pitch_ + j]), one, needed);
       }
       if (j < determining<N>(m_, n_)) {  // is the pivot precise?
         T row{};
         for (int k = j; k < n_; ++k) row = larger(row, modulus(R_[j * pitch_ + k]));
         const T pivot = modulus(R_[j * pitch_ + j]);
-        const Mask precise = (pivot > T{}) & (pivot >= row * half);
-        large = select(is_undefined(j) & (!precise), one, large);
+        const Mask precise = (pivot > T{}) & (pivot >= row * half_digits);
+        ruled_out = select(is_undefined(j) & (!precise), one, ruled_out);
       }
-      for (int i = 0; i < m_; ++i) needed = select(is_undefined(j) & !is_zero(G[i * pitch_ + j]), one, needed);
+      for (int i = 0; i < m_; ++i) needed = select(is_undefined(j) & !is_zero(gQ[i * pitch_ + j]), one, needed);
     }
-    return is_deficient() & (threads.largest(large) == T{}) & (threads.largest(needed) == one);
+    return is_deficient() & (threads.largest(ruled_out) == T{}) & (threads.largest(needed) == one);
   }
 
-  // How large the cotangent of the matrix is by the other cotangents.
+  // The size of the matrix's cotangent that the cotangents of Q and R account for; nan if one of these is.
   template <class Threads>
-  HOST_DEVICE T explained(const Threads& threads, const N* G, const N* S) const {
+  HOST_DEVICE T explained(const Threads& threads, const N* gQ, const N* gR) const {
     T of_Q{}, of_R{};
     for (int j = threads.rank(); j < n_; j += threads.size()) {
       const T pivot = modulus(R_[j * pitch_ + j]);
       T largest{};
-      for (int i = 0; i < m_; ++i) largest = larger(largest, modulus(G[i * pitch_ + j]));
+      for (int i = 0; i < m_; ++i) largest = larger(largest, modulus(gQ[i * pitch_ + j]));
       of_Q = select(is_undefined(j), of_Q, larger(of_Q, largest / pivot));
-      for (int i = 0; S != nullptr && i <= j; ++i) of_R = larger(of_R, modulus(S[i * pitch_ + j]));
+      for (int i = 0; gR != nullptr && i <= j; ++i) of_R = larger(of_R, modulus(gR[i * pitch_ + j]));
     }
-    return threads.largest(of_R) + threads.largest(of_Q);
+    const T one = number(1), is_nan = threads.largest(select((of_Q != of_Q) | (of_R != of_R), one, T{}));
+    const T sum = threads.largest(of_R) + threads.largest(of_Q);
+    return select(is_nan > T{}, number(std::numeric_limits<Base>::quiet_NaN()), sum);
   }
 
-  // Whether the cotangent of the matrix, G (m, n), is as moderate in the undefined columns.
+  // Whether the matrix's cotangent gA (m, n) is of that size in the undefined columns, too.
   template <class Threads>
-  HOST_DEVICE Mask bounds(const Threads& threads, const N* G, const T& explained) const {
+  HOST_DEVICE Mask is_moderate(const Threads& threads, const N* gA, const T& explained) const {
     const T bound = explained * number(kModerate), one = number(1);
     T beyond{};
     for (int j = threads.rank(); j < n_; j += threads.size()) {
       for (int i = 0; i < m_; ++i) {
-        beyond = select(is_undefined(j) & !(bound >= modulus(G[i * pitch_ + j])), one, beyond);
+        beyond = select(is_undefined(j) & !(bound >= modulus(gA[i * pitch_ + j])), one, beyond);
       }
     }
     return threads.largest(beyond) == T{};
@@ -110,14 +113,14 @@ class QrRank {
   // Makes undefined entries of the cotangents nan if they are not zero. The pivots become ones there, as only zeros are
   // divided by them.
   template <class Threads>
-  HOST_DEVICE void settle(const Threads& threads, N* G, N* S, N* pivots) const {
+  HOST_DEVICE void nan_unless_zero(const Threads& threads, N* gQ, N* gR, N* pivots) const {
     const N one = from_real<N>(number(1)), nan = from_real<N>(number(std::numeric_limits<Base>::quiet_NaN()));
     for (int j = threads.rank(); j < n_; j += threads.size()) {
       const Mask undefined = is_undefined(j);
       const auto settled = [&](const N& x) { return select(undefined & !is_zero(x), nan, x); };
       pivots[j] = select(undefined, one, R_[j * pitch_ + j]);
-      for (int i = 0; i < m_; ++i) G[i * pitch_ + j] = settled(G[i * pitch_ + j]);
-      for (int i = j; S != nullptr && i < n_; ++i) S[j * pitch_ + i] = settled(S[j * pitch_ + i]);
+      for (int i = 0; i < m_; ++i) gQ[i * pitch_ + j] = settled(gQ[i * pitch_ + j]);
+      for (int i = j; gR != nullptr && i < n_; ++i) gR[j * pitch_ + i] = settled(gR[j * pitch_ + i]);
     }
     threads.sync();
   }
@@ -125,10 +128,10 @@ class QrRank {
  private:
   using Base = BaseOf<N>;
   static constexpr Base kEpsilon = std::numeric_limits<Base>::epsilon();
-  static constexpr Base kNoise = 16, kModerate = 1e3;  // _NOISE and _LARGEST there
+  static constexpr Base kNoise = 16, kModerate = 1e3;  // _NOISE and _MODERATE in qr.py
 
   HOST_DEVICE static T number(Base value) { return real_number<T>(value); }
-  HOST_DEVICE static T larger(const T& a, const T& b) { return select(a > b, a, b); }
+  HOST_DEVICE static T larger(const T& a, const T& b) { return select((a > b) | (a != a), a, b); }
   HOST_DEVICE Mask is_undefined(int j) const { return number(static_cast<Base>(j)) >= first_; }
 
   const N* R_;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -39,6 +40,10 @@ def kinds(m: int, n: int, dtype: torch.dtype) -> dict[str, tuple]:
         exact = R.clone()
         exact[rank:] = 0
         found[f"rank {rank}, zeros"] = gQ, gR, Q, exact
+        for place in ((0, 0), (0, n - 1), (rank, rank)):
+            spoilt = gR.clone()
+            spoilt[place] = math.nan
+            found[f"rank {rank}, nan at {place}"] = gQ, spoilt, Q, R
         found[f"rank {rank}, no cotangent"] = torch.zeros_like(gQ), torch.zeros_like(gR), Q, R
     return found
 

@@ -1,39 +1,38 @@
-"""Functions that read closure variables, and globals of scripts, with the values of now, whenever they are called."""
+"""Copies of functions that keep the present values of their closure variables, and of the globals of scripts."""
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import functools
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from .internals import is_compiled, runs_eagerly, uncompiled
 
-__all__ = ["Made", "as_of_now"]
+__all__ = ["Copies", "as_of_now"]
 
 
-class Made:
-    """What has been copied, and from which variables.
+class Copies:
+    """The copies of one `as_of_now`, and the variables that were read for them.
 
     Args:
         in_compiled: whether these are for one compiled function, with those that it calls.
     """
 
-    __slots__ = ("_variables", "copies", "in_compiled")  # no attributes, in which tensors are searched
+    __slots__ = ("_variables", "in_compiled", "made")  # no attributes, in which tensors are searched
 
     def __init__(self, in_compiled: bool = False) -> None:
         self.in_compiled = in_compiled
-        self.copies: dict[int, tuple[Any, Any]] = {}  # pairs of an original and its copy, by the ids of the originals
+        self.made: dict[int, tuple[Any, Any]] = {}  # pairs of an original and its copy, by the ids of the originals
         self._variables: list[tuple[types.CellType | dict[str, Any], str, Any]] = []
 
     def add(self, original: Any, copy: Any) -> None:
-        """A new copy."""
-        self.copies[id(original)] = original, copy  # the original keeps its id
+        """Add a copy."""
+        self.made[id(original)] = original, copy  # the original keeps its id
 
     def read(self, place: types.CellType | dict[str, Any], name: str, value: Any) -> None:
         """A variable, and its value now."""
@@ -56,117 +55,131 @@ def _value(place: types.CellType | dict[str, Any], name: str) -> Any:
         return _NONE
 
 
-def as_of_now(value: Any, made: Made | None = None) -> Any:
-    """A function that reads closure variables, and globals of a script, with their current values, such as a loop's variable.
+def as_of_now(value: Any, copies: Copies | None = None) -> Any:
+    """A copy of a function that keeps the present values of its closure variables, such as a loop's, and of a script's globals.
 
     So do the functions among these values, in partial calls, methods, defaults, tuples, lists, dictionaries, and what has a
     method of this name. A compiled function stays compiled while its variables do not change. Other values stay as they
     are: functions of other modules that are globals, attributes of objects, and variables that the function itself writes.
+    A global that does not exist yet is not found later.
 
     Args:
         value: the function, or something else that is called.
-        made: what exists already.
+        copies: what exists already.
     """
-    made = Made() if made is None else made
-    if id(value) in made.copies:
-        return made.copies[id(value)][1]
+    copies = Copies() if copies is None else copies
+    if id(value) in copies.made:
+        return copies.made[id(value)][1]
     kind = type(value)
     if kind is types.FunctionType:
-        return _compiled_as_of_now(value, made) if is_compiled(value) else _function_as_of_now(value, made)
-    if kind is functools.partial:
-        keywords = {name: as_of_now(x, made) for name, x in value.keywords.items()}
-        return functools.partial(as_of_now(value.func, made), *as_of_now(value.args, made), **keywords)
-    if kind is types.MethodType:
-        return types.MethodType(as_of_now(value.__func__, made), as_of_now(value.__self__, made))
-    if kind is tuple or kind in (list, dict) and len(value) <= _MOST:
-        return _items_as_of_now(value, made)
-    return value.as_of_now(made) if hasattr(kind, "as_of_now") else value
+        return _compiled_as_of_now(value, copies) if is_compiled(value) else _function_as_of_now(value, copies)
+    parts = _PARTS.get(kind)
+    if parts is not None and (kind not in (list, dict) or len(value) <= _MOST):
+        copies.add(value, value)  # one that contains itself keeps itself
+        taken, put_together = parts
+        found = taken(value)
+        now = [as_of_now(x, copies) for x in found]
+        if any(x is not y for x, y in zip(now, found)):
+            copies.add(value, put_together(value, now))
+        return copies.made[id(value)][1]
+    return value.as_of_now(copies) if hasattr(kind, "as_of_now") else value
 
 
-def _items_as_of_now(value: Any, made: Made) -> Any:
-    made.add(value, value)  # one that contains itself keeps itself
-    copies = [as_of_now(x, made) for x in (value.values() if type(value) is dict else value)]
-    if all(x is y for x, y in zip(copies, value.values() if type(value) is dict else value)):
-        return value
-    copy = dict(zip(value, copies)) if type(value) is dict else type(value)(copies)
-    made.add(value, copy)
-    return copy
+def _partial(value: functools.partial[Any], parts: Sequence[Any]) -> functools.partial[Any]:
+    function, args, keywords = parts
+    made = functools.partial(function, *args, **keywords)
+    vars(made).update(vars(value))
+    return made
 
 
+# what contains functions -> its parts, and how others are put together
+_PARTS: dict[type, tuple[Callable[[Any], Sequence[Any]], Callable[[Any, Sequence[Any]], Any]]] = {
+    tuple: (list, lambda value, parts: tuple(parts)),
+    list: (list, lambda value, parts: parts),
+    dict: (lambda value: list(value.values()), lambda value, parts: dict(zip(value, parts))),
+    functools.partial: (lambda value: [value.func, value.args, value.keywords], _partial),
+    types.MethodType: (lambda value: [value.__func__, value.__self__], lambda value, parts: types.MethodType(*parts)),
+}
 _MOST = 256  # entries of a list or dictionary that is searched for functions at each call
 
 
-def _compiled_as_of_now(function: types.FunctionType, made: Made) -> Any:
-    own = made if made.in_compiled else Made(in_compiled=True)
+def _compiled_as_of_now(function: types.FunctionType, copies: Copies) -> Any:
+    own = copies if copies.in_compiled else Copies(in_compiled=True)
 
     @functools.wraps(function, updated=())
     def compiled_or_not(*args: Any, **kwargs: Any) -> Any:
         # compiled code reads variables itself, from the places where the original has them
-        eager = runs_eagerly()
-        changed = [] if eager else own.changed()
-        if not changed and not eager:
+        if runs_eagerly():
+            return copy(*args, **kwargs)
+        changed = own.changed()
+        if not changed:
             return function(*args, **kwargs)
         before = _generator_states()
         result = copy(*args, **kwargs)
-        if changed and not all(map(torch.equal, before, _generator_states())):
+        if not all(map(torch.equal, before, _generator_states())):
             raise RuntimeError(
-                f"a derivative calls the compiled function {function.__name__} again, which reads the variable {changed[0]}: "
-                "it has changed since the call, and the function draws random numbers, which would be others uncompiled. "
-                "Pass the variable as an argument"
+                f"a derivative runs the compiled function {function.__name__} again, without compilation, because the variable "
+                f"{changed[0]} has changed since the call. The function draws random numbers, which would differ. Pass "
+                f"{changed[0]} as an argument"
             )
         return result
 
-    made.add(function, compiled_or_not)
+    copies.add(function, compiled_or_not)
     own.add(function, compiled_or_not)
     original = uncompiled(function)
     copy = as_of_now(original, own)
     if copy is original:
-        made.add(function, function)
-    return made.copies[id(function)][1]
+        copies.add(function, function)
+    return copies.made[id(function)][1]
 
 
 def _generator_states() -> list[torch.Tensor]:
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])]
 
 
-def _function_as_of_now(function: types.FunctionType, made: Made) -> types.FunctionType:
+def _function_as_of_now(function: types.FunctionType, copies: Copies) -> types.FunctionType:
     code, given = function.__code__, function.__globals__
     written = _written(code)
     cells = function.__closure__ or ()
-    own = [name not in written for name in code.co_freevars]
-    name = given.get("__name__", "")
-    module = sys.modules.get(name)
-    is_imported = name != "__main__" and module is not None and vars(module) is given  # and so has no loops
+    is_kept = [name not in written for name in code.co_freevars]
+    module_name = given.get("__name__", "")
+    module = sys.modules.get(module_name)
+    is_imported = module_name != "__main__" and module is not None and vars(module) is given  # and so has no loops
     read = {} if is_imported else {name: given[name] for name in _globals_of(code) if name in given}
     if all(isinstance(x, _FIXED) for x in read.values()):
         read = given
     defaults, named = function.__defaults__ or (), function.__kwdefaults__ or {}
-    if not any(own) and read is given and not any(map(_may_hold_functions, (*defaults, *named.values()))):
+    if not any(is_kept) and read is given and not any(map(_may_hold_functions, (*defaults, *named.values()))):
         return function
-    closure = tuple([types.CellType() if new else cell for new, cell in zip(own, cells)])
+    closure = tuple([types.CellType() if new else cell for new, cell in zip(is_kept, cells)])
     copy = types.FunctionType(code, read, function.__name__, None, closure)
     copy.__dict__.update(function.__dict__)
-    copy.__module__ = function.__module__
-    made.add(function, copy)
-    copy.__defaults__ = as_of_now(function.__defaults__, made)
-    copy.__kwdefaults__ = function.__kwdefaults__ and {name: as_of_now(x, made) for name, x in named.items()}
+    copy.__module__, copy.__doc__, copy.__annotations__ = (
+        function.__module__,
+        function.__doc__,
+        function.__annotations__,
+    )
+    copies.add(function, copy)
+    copy.__defaults__ = as_of_now(function.__defaults__, copies)
+    copy.__kwdefaults__ = function.__kwdefaults__ and {name: as_of_now(x, copies) for name, x in named.items()}
     for variable, old, new in zip(code.co_freevars, cells, closure):
         if new is not old:
-            with contextlib.suppress(ValueError):  # not assigned yet
-                made.read(old, variable, old.cell_contents)
-                new.cell_contents = as_of_now(old.cell_contents, made)
+            value = _value(old, variable)
+            if value is not _NONE:
+                copies.read(old, variable, value)
+                new.cell_contents = as_of_now(value, copies)
     if read is not given:
         for name, x in read.items():
-            made.read(given, name, x)
+            copies.read(given, name, x)
             if not isinstance(x, types.FunctionType) or is_compiled(x) or x.__globals__ is given:
-                read[name] = as_of_now(x, made)
+                read[name] = as_of_now(x, copies)
         given.setdefault("__warningregistry__", {})
         read |= {name: given[name] for name in _OF_MODULES if name in given}
     return copy
 
 
 def _may_hold_functions(value: Any) -> bool:
-    return callable(value) or type(value) in (tuple, list, dict)
+    return callable(value) or type(value) in _PARTS
 
 
 _FIXED = (types.ModuleType, type, types.BuiltinFunctionType)  # globals that no program assigns in a loop

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .closures import Made, as_of_now
+from .closures import Copies, as_of_now
 from .internals import wrapped_attributes
 
 __all__ = ["copied_with"]
@@ -30,12 +30,12 @@ class _Function:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)
 
-    def as_of_now(self, made: Made) -> _Function:
+    def as_of_now(self, copies: Copies) -> _Function:
         """For `closures.as_of_now`."""
         copy = object.__new__(_Function)
         copy.__dict__.update(self.__dict__)
-        made.add(self, copy)
-        copy._function = as_of_now(self._function, made)
+        copies.add(self, copy)
+        copy._function = as_of_now(self._function, copies)
         return copy
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..arguments import ArgumentError, described
 from ..core.captures import Watch, is_differentiated, substituted, suspects
-from ..core.closures import Made, as_of_now
+from ..core.closures import Copies, as_of_now
 from ..core.forward import has_series, of_series
 from ..core.internals import (
     breaks_graphs,
@@ -166,14 +166,14 @@ class CustomFunction:
         functions[self.number] = self
         self.advice = advice(self.kind)
 
-    def as_of_now(self, made: Made) -> CustomFunction:
+    def as_of_now(self, copies: Copies) -> CustomFunction:
         """For `core.closures.as_of_now`: the same with functions that later writes to closure variables do not change."""
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__)
-        made.add(self, copy)
+        copies.add(self, copy)
         for name in ("fun", "fwd", "bwd", "jvp"):
             if name in self.__dict__:
-                setattr(copy, name, as_of_now(self.__dict__[name], made))
+                setattr(copy, name, as_of_now(self.__dict__[name], copies))
         return copy
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import ArgumentError, described
-from ..core.closures import Made
+from ..core.closures import Copies
 from ..core.internals import constants_unwritten, pytree
 from ..programs.functions import Values, placed
 from ..programs.operator import filled
@@ -28,7 +28,7 @@ class JvpCall(Call):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        ((rule, self._what),) = self.function.as_of_now(Made()).rules
+        ((rule, self._what),) = self.function.as_of_now(Copies()).rules
         self._fun, self._jvp = self.function.in_autocast(self.function.fun), self.function.in_autocast(rule)
 
     def run(self, tensors: Values) -> list[Tensor]:

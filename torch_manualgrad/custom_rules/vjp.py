@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..arguments import ArgumentError, described
 from ..core.calls_in_graphs import marked
-from ..core.closures import Made
+from ..core.closures import Copies
 from ..core.schema import is_differentiable
 from ..programs.functions import Values, placed, pull_back, push_forward
 from ..programs.operator import filled
@@ -31,7 +31,7 @@ class VjpCall(Call):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         (fwd, _), (_, self._what) = self.function.rules
-        again, bwd = (rule for rule, _ in self.function.as_of_now(Made()).rules)
+        again, bwd = (rule for rule, _ in self.function.as_of_now(Copies()).rules)
         self._fwd, self._fwd_again, self._bwd = map(self.function.in_autocast, (fwd, again, bwd))
 
     def _pair(self, found: Any) -> tuple[Any, Any]:

@@ -39,7 +39,7 @@ def differential_analytic_matrix_function(
 
 
 def _size(E: Tensor) -> Tensor:
-    """A norm of $E$ as a constant, (*, 1, 1), or 1 where it is zero or not finite."""
+    """A norm of $E$ as a constant, (*, 1, 1), or 1 where it is zero or not finite; of the shape of $E$ if that is empty."""
     size = E.detach().abs().sum(-2, keepdim=True).amax(-1, keepdim=True) if E.numel() else E.abs()
     return torch.where((size > 0) & size.isfinite(), size, 1)
 
@@ -153,7 +153,7 @@ def _second_differential(A: Tensor, E: Tensor, F: Tensor) -> Tensor:
     return linalg_matrix_exp_differential(block, along, False)[..., :n, n:] * size
 
 
-# Scaled cotangents of scaled arguments would be as small as a product of the two; L is linear in its second argument.
+# Written out, because autograd through the body would multiply two scaled cotangents, which may underflow.
 @linalg_matrix_exp_differential.impl_backward
 def _(ctx: Any, given: Any, grad: Tensor) -> dict[str, Tensor | None]:
     A, E, adjoint = given

@@ -18,21 +18,21 @@ The products contain $A$ instead of $Q R$, so both formulas are right to every o
 for the leading columns of $Q$ and rows of $R$ alone, and nothing else is defined there (next paragraph). With full rank,
 $Q R$ replaces $A$, $W - K$ does not need all of $K$, and the formulas are shorter.
 
-Undefined derivatives. If $R_jj$ is zero to rounding, compared with the norm of column $j$, and $j$ is one of the
-columns $c$, then the columns of $Q$ and the rows of $R$ from $j$ on depend on a choice and jump under a perturbation.
-Their tangents are nan; so is the gradient, if their cotangents are not exactly zero. Everything before them is smooth,
-and its derivatives are right.
+Undefined derivatives. If $|R_jj| <= max(m, n) eps sum_i |R_ij|$, and $j$ is one of the columns $c$, then the columns of
+$Q$ and the rows of $R$ from $j$ on depend on a choice and jump under a perturbation. Their tangents are nan; so is the
+gradient, if their cotangents are not exactly zero. Everything before them is smooth, and its derivatives are right.
 
-Dependent columns. If the rank is $p < n$ and the $p$ leading columns are independent, the rows of $R$ from $p$ on are rounding
-errors, and the columns of $Q$ from $p$ on are determined by these errors. A loss of $Q R$, such as a reconstruction, is still
-smooth. Its cotangent of column $j$ of $Q$ is proportional to $R_jj$. So the quotient has all of its digits although $R_jj$ has
-none, as long as nothing of another scale is added; the formulas for full rank keep the scales apart. If $R_jj$ is so much
-smaller than its row that less than half of the digits remain, the result is nan. A loss that depends on these columns alone
-has a quotient as large as $1 / R_jj$ and no derivative; the result is nan. Where $R_jj$ is exactly zero, the cotangent of
+Dependent columns. If the rank is $p < n$ and the $p$ leading columns are independent, the rows of $R$ from $p$ on are
+rounding errors (at most 16 times that bound), and the columns of $Q$ from $p$ on are determined by these errors. A loss
+of $Q R$, such as a reconstruction, is still smooth. Its cotangent of column $j$ of $Q$ is proportional to $R_jj$. So
+the quotient has all of its digits although $R_jj$ has none, as long as nothing of another scale is added; the formulas
+for full rank keep the scales apart. If $R_jj$ is so much smaller than its row that less than half of the digits remain,
+the result is nan. A loss that depends on these columns alone has a quotient as large as $1 / R_jj$, a thousand times
+what its cotangents account for, and no derivative; the result is nan. Where $R_jj$ is exactly zero, the cotangent of
 column $j$ of $Q$, $G R^H$ with $G$ the gradient, is zero, and the cotangent of $R$ has the rest of $G$ only down to the
-diagonal. The cotangents do not determine column $j$ of $G$, and it is nan. For a tangent, the loss is not known: the result of
-the formulas is returned, with a GaugeWarning. A second derivative divides by $R_jj$ twice, has no correct digit, and is nan.
-Traced graphs, and sharded matrices in second order, return nan in all these cases.
+diagonal. The cotangents do not determine column $j$ of $G$, and it is nan. For a tangent, the loss is not known: the
+result of the formulas is returned, with a GaugeWarning. A second derivative divides by $R_jj$ twice, has no correct
+digit, and is nan. Traced graphs, and sharded matrices in second order, return nan in all these cases.
 
 With mode "complete" and $m > n$, the last $m - n$ columns of $Q$ are any orthonormal basis of the complement of the
 others. The derivative is that of the basis that rotates as little as possible $(Q_2^H dQ_2 = 0)$. It is right for every loss
@@ -83,6 +83,7 @@ def _determining(A: Tensor) -> int:
     return min(m, n) if m > n or A.is_complex() else max(m - 1, 0)
 
 
+# The kernels decide by the same rules: csrc/math/qr_rank.h, and is_regular() in csrc/linalg/qr.cpp. Change all of them.
 def _vanishing(order: int, R: Tensor) -> Tensor:
     """Which pivots of a leading part of $R$ are zero to rounding, relative to a sum of moduli, as squares may overflow.
 
@@ -90,7 +91,7 @@ def _vanishing(order: int, R: Tensor) -> Tensor:
         order: the larger dimension of $A$.
     """
     rounding = order * torch.finfo(R.dtype).eps
-    return R.diagonal(dim1=-2, dim2=-1).abs() <= (R.abs() * rounding).sum(-2)
+    return R.diagonal(dim1=-2, dim2=-1).abs() <= (R.triu().abs() * rounding).sum(-2)
 
 
 def _where_deficient(
@@ -206,7 +207,7 @@ nan_unless_zero.impl_jvp(lambda inputs, output, tangents: nan_unless_zero(tangen
 _WHAT = "derivative of the QR factorization of a matrix without full rank"
 
 # The largest ratio of the gradient in a dependent column to what the cotangents explain.
-_LARGEST = 1e3
+_MODERATE = 1e3
 # Entries of R up to this multiple of the bound for zero pivots count as rounding errors.
 _NOISE = 16
 
@@ -219,10 +220,10 @@ def _left_by_rounding(Q: Tensor, R: Tensor, c: int) -> tuple[Tensor, Tensor]:
     after = torch.cat([after, dependent.unsqueeze(-1).expand(*after.shape[:-1], R.shape[-2] - c)], -1)
     size = R.triu().abs()
     eps = torch.finfo(R.dtype).eps
-    small = (size <= size.sum(-2, keepdim=True) * (_NOISE * order * eps)).all(-1)
+    is_noise = (size <= size.sum(-2, keepdim=True) * (_NOISE * order * eps)).all(-1)
     pivots = size.diagonal(dim1=-2, dim2=-1)[..., :c]
     precise = (pivots != 0) & (size[..., :c, :] * eps**0.5 <= pivots.unsqueeze(-1)).all(-1)
-    return dependent & (small | ~after).all(-1) & (precise | ~after[..., :c]).all(-1), after
+    return dependent & (is_noise | ~after).all(-1) & (precise | ~after[..., :c]).all(-1), after
 
 
 def _may_be_left_by_rounding(Q: Tensor, R: Tensor, c: int) -> bool:
@@ -243,7 +244,7 @@ def _is_needed(grad_Q: Tensor | None, grad_R: Tensor | None, after: Tensor) -> T
     return needed
 
 
-def _moderate(grad_A: Tensor, grad_Q: Tensor | None, grad_R: Tensor | None, R: Tensor, after: Tensor) -> Tensor:
+def _is_moderate(grad_A: Tensor, grad_Q: Tensor | None, grad_R: Tensor | None, R: Tensor, after: Tensor) -> Tensor:
     """Whether the gradient in the dependent columns is no larger than the other cotangents explain, (*)."""
     columns = grad_A.abs().amax(-2)
     dependent = pad(after, (0, max(0, columns.shape[-1] - after.shape[-1])), value=True)[..., : columns.shape[-1]]
@@ -254,7 +255,7 @@ def _moderate(grad_A: Tensor, grad_Q: Tensor | None, grad_R: Tensor | None, R: T
         k = min(R.shape[-2:])
         pivots = torch.where(after[..., :k], math.inf, R.diagonal(dim1=-2, dim2=-1).abs())
         size = size + (grad_Q[..., :k].abs().amax(-2) / pivots).amax(-1)
-    return torch.where(dependent, columns, 0).amax(-1) <= _LARGEST * size
+    return torch.where(dependent, columns, 0).amax(-1) <= _MODERATE * size
 
 
 def _undefined(settled: Tensor, given: Sequence[Tensor | None], like: Tensor) -> Tensor | None:
@@ -326,7 +327,7 @@ def qr_rounding_backward(
     settled, after = _left_by_rounding(Q, R, c)
     settled = settled & _is_needed(grad_Q, grad_R, after)
     grad_A = _full_rank_backward(grad_Q, grad_R, Q, R, c)
-    return grad_A.contiguous(), settled & _moderate(grad_A, grad_Q, grad_R, R, after)
+    return grad_A.contiguous(), settled & _is_moderate(grad_A, grad_Q, grad_R, R, after)
 
 
 @qr_rounding_backward.impl("default")
@@ -418,8 +419,8 @@ def _from_factors(grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, R: Te
 
 
 def _is_small(Q: Tensor, m: int) -> bool:
-    if Q.is_cuda and Q.dtype == torch.complex128:  # five matrices are in shared memory
-        return m <= LIMITS["shared_qr"]
+    if Q.is_cuda and Q.dtype == torch.complex128 and m > LIMITS["shared_qr"]:  # six matrices are in shared memory
+        return False
     return small(Q, m, in_cache=_IN_CACHE)
 
 
@@ -540,7 +541,13 @@ rule(
     "aten::linalg_qr",
     vjp={"A": linalg_qr_backward},
     compiled_vjp=CompiledVjp(
-        "A", linalg_qr_backward, {}, LARGEST, only={"mode": "reduced"}, square=("R",), on_cpu=True
+        "A",
+        linalg_qr_backward,
+        {},
+        LARGEST,
+        only={"mode": "reduced"},
+        square=("R",),
+        on_cpu=True,  # on CUDA complex128 has another limit
     ),
     jvp={("Q", "R"): linalg_qr_jvp},
     source="ATen linalg_qr_backward, linalg_qr_jvp",
