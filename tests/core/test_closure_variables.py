@@ -211,7 +211,7 @@ def test_a_variable_that_changes_after_the_call():
 
 @pytest.fixture
 def graphs():
-    """The number of times that graphs of the backend run, by which functions are compiled here."""
+    """A backend for ``torch.compile``, and the graphs that it has run, once for each time."""
     runs = []
 
     def backend(graph, inputs):

@@ -58,7 +58,7 @@ def same(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("m, n", SHAPES)
 def test_matrices_without_full_rank(m, n, dtype, device):
-    """Each alone, and all in one batch, in which a lane or a block has one of each; each cotangent may be missing."""
+    """Each matrix alone, and all in one batch; with both cotangents, and with one of them."""
     skip_unless_taken(m, device, "linalg_qr_backward", dtype)
     if dtype.is_complex and m > max(SIZES):
         pytest.skip("the kernel takes smaller matrices")

@@ -23,7 +23,7 @@ class Copies:
         in_compiled: whether these are for one compiled function, with those that it calls.
     """
 
-    __slots__ = ("_variables", "in_compiled", "made")  # no attributes, in which tensors are searched
+    __slots__ = ("_variables", "in_compiled", "made")  # without a __dict__, which `reachable` would search
 
     def __init__(self, in_compiled: bool = False) -> None:
         self.in_compiled = in_compiled

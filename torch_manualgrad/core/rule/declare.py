@@ -135,8 +135,8 @@ def elementwise(
         from_result: the derivative as a function of the result, for the in-place operator.
         tangent: a formula for the tangent of the output, if it is not computed as the sum of the products; it binds
             names like a jvp. Its result is broadcast and cast to the output.
-        rounds: whether the derivative is to be computed in single precision for half: False for one kernel of PyTorch's,
-            which does so itself.
+        rounds: half precision is converted to single for the derivative. False for a derivative that is one kernel of
+            PyTorch's, which converts by itself.
         about: further arguments of `rule`, such as ``improves`` or ``since``; ``finite=True`` if the derivative is a
             finite number for all inputs, including nan, or a choice.
 
